@@ -106,10 +106,10 @@ def nothing_runs_on_in_the_background() -> Iterator[None]:
     from keras_dist_callbacks.engine.writer import shared_writer
     from keras_dist_callbacks.process import shared
     from keras_dist_callbacks.shutdown import controller
-    from keras_dist_callbacks.training import resume_mode
+    from tests.support import forget_runs
 
     yield
-    shared(resume_mode.Runs).conditions.clear()
+    forget_runs()
     while shared(controller.Runs).open:
         shared(controller.Runs).open.pop().close()  # a loop that was never closed, as the next one would
     assert shared_writer().wait(30), "a test left a write running"

@@ -15,7 +15,7 @@ import pytest
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.cluster import timeouts
 from keras_dist_callbacks.process import PARTS
-from keras_dist_callbacks.training import resume_mode
+from keras_dist_callbacks.process_runs import ProcessRuns
 from tests.support import example_names, public
 
 
@@ -46,7 +46,7 @@ EXAMPLES = {
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
 def test_the_example_of_a_docstring_runs(owner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for kind in (timeouts._Given, resume_mode.Runs):  # each example is a script, and a process, of its own
+    for kind in (timeouts._Given, ProcessRuns):  # each example is a script, and a process, of its own
         monkeypatch.setitem(PARTS, kind, kind())
     example_names.run(EXAMPLES[owner])
 

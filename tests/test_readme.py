@@ -14,9 +14,8 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.advanced import Cluster
 from keras_dist_callbacks.backups.names import commit_name
 from keras_dist_callbacks.backups.snapshot import Position
-from keras_dist_callbacks.process import shared
-from keras_dist_callbacks.training import restored, resume_mode
-from tests.support import ROOT, public
+from keras_dist_callbacks.training import restored
+from tests.support import ROOT, forget_runs, public
 from tests.versions import kill_and_resume, matrix
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -40,8 +39,7 @@ def test_the_readmes_example_trains_and_its_rerun_runs_no_step(
     local = re.sub("tf.config.experimental.enable_op_determinism.*", "", local)  # it cannot be undone in this process
     histories = []
     for _ in range(2):
-        for noted in ("trained", "ended"):  # a rerun is a process of its own
-            getattr(shared(resume_mode.Runs), noted).clear()
+        forget_runs()  # a rerun is a process of its own
         namespace: dict[str, Any] = {}
         exec(compile(local, "README.md", "exec"), namespace)  # noqa: S102 - our own README
         histories.append(namespace["model"].history.history)

@@ -7,41 +7,17 @@ from __future__ import annotations
 
 import csv
 import os
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import xxhash
 
-from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks._compat import tensorboard_state
 from keras_dist_callbacks.errors import BackupError
-from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.process_runs import runs_of
 
 _EMPTY: dict[str, Any] = {"epoch": [], "history": {}}
-_ALL = (0, sys.maxsize)
-
-
-@dataclass
-class _Fits(Shared):
-    """By model: the epochs that its last fit was asked for, and the Histories of the fits before."""
-
-    asked: WeakKeyDictionary[Any, tuple[int, int]] = field(default_factory=WeakKeyDictionary)
-    earlier: WeakKeyDictionary[Any, list[dict[str, Any]]] = field(default_factory=WeakKeyDictionary)
-
-
-def note_begin(fit: seam.RunningFit) -> None:
-    """A fit begins; called before its initial epoch is changed."""
-    shared(_Fits).asked[fit.model] = fit.initial_epoch, fit.epochs
-
-
-def note_resumed(model: Any, initial_epoch: int) -> None:
-    """An interrupted fit goes on: its History is that of all its epochs, whatever it is asked to begin with now."""
-    _, end = shared(_Fits).asked[model]
-    shared(_Fits).asked[model] = initial_epoch, end
 
 
 def note_end(model: Any) -> None:
@@ -49,26 +25,27 @@ def note_end(model: Any) -> None:
     ended = getattr(model, "history", None)
     if ended is None:  # a CallbackList of the user's
         return
-    shared(_Fits).earlier.setdefault(model, []).append({"epoch": list(ended.epoch), "history": dict(ended.history)})
+    runs_of(model).histories.append({"epoch": list(ended.epoch), "history": dict(ended.history)})
 
 
 def get(history: Any) -> dict[str, Any]:
     """Returns the state of a running fit's History, with the Histories of the epochs before that fit."""
     state = {"epoch": history.epoch, "history": history.history}
-    first, _ = shared(_Fits).asked.get(history.model, _ALL)
-    before = [fit for fit in shared(_Fits).earlier.get(history.model, []) if fit["epoch"] and fit["epoch"][-1] < first]
+    runs = runs_of(history.model)
+    before = [fit for fit in runs.histories if fit["epoch"] and fit["epoch"][-1] < runs.asked[0]]
     return {**state, "earlier": before} if before else state
 
 
 def set_back(history: Any, state: dict[str, Any]) -> None:
     """Gives a fit the History of the epochs that it asks for."""
-    first, end = shared(_Fits).asked.get(history.model, _ALL)
+    runs = runs_of(history.model)
+    first, end = runs.asked
     own = {name: state[name] for name in _EMPTY}
     fits = [*state.get("earlier", []), own]
     if not (own["epoch"] and own["epoch"][0] < end and own["epoch"][-1] >= first):  # it has no epoch of this fit
         own = next((fit for fit in fits if fit["epoch"][:1] == [first] and fit["epoch"][-1] < end), _EMPTY)
     history.epoch, history.history = list(own["epoch"]), dict(own["history"])
-    shared(_Fits).earlier[history.model] = [fit for fit in fits if fit["epoch"] and fit["epoch"] != history.epoch]
+    runs.histories = [fit for fit in fits if fit["epoch"] and fit["epoch"] != history.epoch]
 
 
 def get_rows(callback: Any) -> dict[str, Any]:

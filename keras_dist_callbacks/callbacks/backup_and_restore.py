@@ -32,6 +32,7 @@ from keras_dist_callbacks.options import (
     group_of,
     open_to_write,
 )
+from keras_dist_callbacks.process_runs import next_name
 from keras_dist_callbacks.rehearsal.plan import VARIABLE, Plan, plan_in_force
 from keras_dist_callbacks.shutdown.controller import ShutdownController
 from keras_dist_callbacks.terminal import is_first, say, warn
@@ -182,20 +183,18 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         """Commits the end of training and, if asked to, deletes the backup."""
         session = self._require_session()
         session.train_end(delete=self.delete_checkpoint)
-        self._session = None
         self._finished += 1
 
     def _open(self, fit: seam.RunningFit, callbacks: list[Any]) -> None:
         if self._session is not None:
             self._session.close()  # a fit that ended with an exception outside of the training loop
-            self._session = None
         self._end_preparation()
         shared_writer().finish_earlier()
         self.restored = None
         self._cluster = cluster = Cluster.detect()
         self._check(fit.model, callbacks, cluster)
         cluster.require_same(self._facts(fit, callbacks), "BackupAndRestore")
-        name, plan = resume_mode.next_name("backup"), self._require_plan()
+        name, plan = next_name("backup"), self._require_plan()
         runs = seam.still_runs(fit.model)
         options_of_engine = replace(self._options, keep_all=plan is not None)
         engine = BackupEngine.open(self._storage, cluster, name, options_of_engine, runs)
@@ -206,6 +205,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
             directory=self._storage.display(),
             policy=self._policy,
             announce=self._announce,
+            closed=self._forget_session,
             strict=self._strict,
             read_again=self._read_again,
         )
@@ -294,6 +294,9 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
 
     def _say_problem(self, text: str) -> None:
         self._say(text, logging.WARNING)
+
+    def _forget_session(self) -> None:
+        self._session = None
 
     def _require_session(self) -> FitSession:
         if self._session is None:

@@ -6,16 +6,15 @@ A dataset that reshuffles each pass has another order in each, so a resumed run 
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from keras_dist_callbacks._compat import pass_seeds, pipeline, replay
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor, WorkerState
-from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.process import shared
+from keras_dist_callbacks.process_runs import ProcessRuns
 from keras_dist_callbacks.terminal import warn
 
 _BY_COUNT = "epochs_by_count"  # [first, end, batches] of runs of epochs whose iterator did not reach its end
@@ -31,19 +30,6 @@ _MIXED = "not each of their shuffles has a seed"
 HIDDEN = "under a strategy, iterators do not show their seeds"
 
 
-@dataclass
-class _Stages(Shared):
-    """Stages that reshuffle in each pass.
-
-    Attributes:
-        passes: How often they were read.
-        skipped: How often a `fit()` that was finished before the process started had read them.
-    """
-
-    passes: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
-    skipped: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
-
-
 class DatasetPasses:
     """The passes over one fit's dataset.
 
@@ -54,11 +40,11 @@ class DatasetPasses:
     def __init__(self, fit: RunningFit) -> None:
         self._fit = fit
         self._epochs: list[list[int]] = []
-        self._before = self._most(shared(_Stages).passes)  # over the same object
+        self._before = self._most(shared(ProcessRuns).passes)  # over the same object
 
     def note(self, count: int) -> None:
         """The dataset is read so many times more."""
-        self._add(shared(_Stages).passes, count)
+        self._add(shared(ProcessRuns).passes, count)
 
     def note_finished(self, saved: WorkerState, initial_epoch: int) -> None:
         """The fit is finished and runs no step: what another one reads next depends on its passes.
@@ -69,11 +55,11 @@ class DatasetPasses:
         """
         first = max(initial_epoch, int(saved.state.get("first_epoch") or 0))
         epochs = min(saved.position.epoch, self._fit.epochs) - first
-        self._add(shared(_Stages).skipped, min(epochs, 1) if self._fit.steps_per_epoch else epochs)
+        self._add(shared(ProcessRuns).skipped, min(epochs, 1) if self._fit.steps_per_epoch else epochs)
 
     def begin_without_backup(self) -> None:
         """Makes the passes that finished fits over the same dataset had made, as without a restart."""
-        count = self._most(shared(_Stages).skipped)
+        count = self._most(shared(ProcessRuns).skipped)
         self._forget_skipped()
         if count and not self._repeat(count):
             warn(
@@ -83,7 +69,7 @@ class DatasetPasses:
 
     def _forget_skipped(self) -> None:
         for stage in pipeline.seeded_reshuffles(self._fit.data):
-            shared(_Stages).skipped.pop(stage, None)
+            shared(ProcessRuns).skipped.pop(stage, None)
 
     def _repeat(self, count: int) -> bool:
         """Begins so many passes more, as Keras does, if only the number of the dataset's iterators counts."""

@@ -56,6 +56,7 @@ class DataPosition:
 
     Attributes:
         hides: The state that it hides.
+        passes: Those over the same dataset.
         order: The orders of its passes, where no seed makes them repeatable.
         state: The input's own account of its position at the last `note`, for the snapshot.
         tensors: The arrays in it.
@@ -92,7 +93,7 @@ class DataPosition:
         self._begins_amiss = fit.begins_with_batches_of_another_pass
         self.state: dict[str, JSON] = {}
         self.tensors: dict[str, SharedTensor] = {}
-        self._passes = DatasetPasses(fit)
+        self.passes = DatasetPasses(fit)
         given = None if self._addressing else fit.input
         self._first = FirstPass("training data", given, has_strategy=fit.has_strategy)
         self._first_of_validation = FirstPass("validation data", self._validation, has_strategy=fit.has_strategy)
@@ -108,22 +109,12 @@ class DataPosition:
         self.tensors = {}
         self.state = {} if found is None else {_TOPIC: to_json(dict(found), _TOPIC, self.tensors)}
 
-    def make_repeatable(self, seed: int | None, number: int) -> None:
-        """Before the first epoch: makes an input again whose order is another one in each run.
-
-        Args:
-            seed: What all such orders depend on; None if the input needs no seed.
-            number: Which of the fits with this seed it is.
-        """
-        if seed is not None and self.order.needs_seed:
-            self.order.begin(seed, number)
-
     def enter_epoch(self, epoch: int, *, resuming: bool) -> None:
         """The first batch of an epoch is about to be asked for, maybe of one that was interrupted."""
         if not self._fit.starts_fresh_iterator:
             return
         self.order.begin_pass(epoch)
-        self._passes.note(1)
+        self.passes.note(1)
         self._first.watch(self._fit.epoch_iterator)
         if resuming:
             self.hides.restore_epoch_start()
@@ -146,11 +137,11 @@ class DataPosition:
         """
         knows_position = self._source_state is not None and _TOPIC in saved.state
         by_itself = bool(self._addressing) or (knows_position and not self.reshuffles)  # shuffles count the passes
-        counted = self._passes.compare(saved, addressed=by_itself)
+        counted = self.passes.compare(saved, addressed=by_itself)
         notes = counted + self.hides.match_backup(saved) + self.order.restore(saved)
         self._epoch_hooks.replay(saved.tensors)
-        self._passes.restore(saved)
-        by_count, validations = self._passes.by_count, int(saved.state["num_validations"])
+        self.passes.restore(saved)
+        by_count, validations = self.passes.by_count, int(saved.state["num_validations"])
         if saved.position.epoch > first or saved.position.kind == "within":  # otherwise no pass is made again
             self._first.resume(saved, is_compared=not counted)
             self._first_of_validation.resume(saved)
@@ -167,7 +158,7 @@ class DataPosition:
                 by_count=by_count,
                 begun=self._begun,
             )
-        self._passes.note(1 if self._fit.steps_per_epoch else saved.position.epoch - first)
+        self.passes.note(1 if self._fit.steps_per_epoch else saved.position.epoch - first)
         if saved.position.epoch > first:
             self._first.is_over()
         if validations:
@@ -186,12 +177,8 @@ class DataPosition:
 
     def note_finished(self, saved: WorkerState, initial_epoch: int) -> None:
         """The fit is finished: what follows finds its input as the fit has left it."""
-        self._passes.note_finished(saved, initial_epoch)
+        self.passes.note_finished(saved, initial_epoch)
         self._restore_own_state(saved)
-
-    def begin_without_backup(self) -> None:
-        """Training starts, and no backup was found."""
-        self._passes.begin_without_backup()
 
     def _restore_own_state(self, saved: WorkerState) -> None:
         """Gives an input that knows its position its own account of it."""
@@ -200,7 +187,7 @@ class DataPosition:
 
     def continue_from(self, saved: WorkerState) -> None:
         """The run continues in this process, and its input is where it was left."""
-        self._passes.continue_from(saved)
+        self.passes.continue_from(saved)
         self._first.continue_from(saved)
         self._first_of_validation.continue_from(saved)
         self.hides.continue_from(saved)
@@ -215,14 +202,10 @@ class DataPosition:
         with reading("reading past epochs again", total, shown=self._shown) as advance:
             replay.read_epochs(self._fit, first, epoch, validations, advance, by_count)
 
-    def epoch_trained(self, epoch: int, trained: int) -> None:
-        """An epoch's last batch was trained, after so many."""
-        self._passes.epoch_trained(epoch, trained)
-
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
         """Returns the topics and tensors of a snapshot: the input's own account, and what it hides."""
         topics, tensors = self.hides.capture()
-        of_passes, passes = self._passes.capture()
+        of_passes, passes = self.passes.capture()
         return {**self.state, **topics, **of_passes, **self.order.capture()}, {
             **self.tensors,
             **tensors,

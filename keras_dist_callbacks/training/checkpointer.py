@@ -33,6 +33,7 @@ from keras_dist_callbacks.options import (
     group_of,
     open_to_write,
 )
+from keras_dist_callbacks.process_runs import next_name
 from keras_dist_callbacks.progress_file import Phase, progress_file
 from keras_dist_callbacks.rehearsal import records
 from keras_dist_callbacks.rehearsal.plan import plan_in_force
@@ -137,7 +138,7 @@ class Checkpointer(NotCopyable):
         self._cluster.require_connection(self._strategy)
         self._schedule = Schedule(parse_save_freq(save_freq, max_overhead), self._cluster)
         self._storage = open_to_write(validation.path("backup_dir", backup_dir), storage_options, write)
-        name = resume_mode.next_name("loop")
+        name = next_name("loop")
         options = EngineOptions(double_checkpoint, verbose > 0, write)
         runs = _is_alive(self)
         self._engine = BackupEngine.open(self._storage, self._cluster, name, options, runs)

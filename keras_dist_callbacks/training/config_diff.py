@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import keras
 import numpy as np
@@ -22,7 +20,7 @@ from keras_dist_callbacks._compat import (
 )
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import Position, SharedArray, SharedTensor
-from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.process_runs import runs_of
 from keras_dist_callbacks.terminal import first_few
 
 _TENSOR = "description/facts"
@@ -33,13 +31,6 @@ _FIRST_ROWS = f"/{input_values.FIRST_ROWS}"
 _NOT_DESCRIBING = (_SAMPLES, _TIMES, "/files/sizes", _UNREAD, _FIRST_ROWS, "build_input_shape")
 """Ends of the names of facts that may differ between two runs of one script, or that other facts cover."""
 _NUMBER = re.compile(r"/\d+(?=/)")
-
-
-@dataclass
-class _Rates(Shared):
-    """By model and backup directory: the learning rates at its first `fit()` in this process."""
-
-    of_models: WeakKeyDictionary[Any, dict[str, dict[str, float]]] = field(default_factory=WeakKeyDictionary)
 
 
 class Fingerprint:
@@ -53,7 +44,7 @@ class Fingerprint:
     def __init__(self, fit: RunningFit, directory: str = "") -> None:
         self._fit = fit
         rates = {} if fit.model.optimizer is None else _compiled_rates(fit.model)
-        first = shared(_Rates).of_models.setdefault(fit.model, {}).setdefault(directory, rates)
+        first = runs_of(fit.model).rates.setdefault(directory, rates)
         self._rates = first if first.keys() == rates.keys() else rates
         self._compiled = model_config.compile_facts(fit.model)
         self._input = input_inspection.input_facts(fit)
@@ -96,15 +87,12 @@ class Fingerprint:
             callbacks: Those of the fit, of which some set the rate.
         """
         before = _described(tensors)
-        if not before:
-            return []
         changed = [_changed(name, before, self._facts) for name in self._differing(before)]
         return first_few(changed if at is None else changed + self._changed_rates(before, at, callbacks))
 
     def names_that_differ(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> set[str]:
         """Returns the last parts of the names of facts that `differences` reports."""
-        before = _described(tensors)
-        return {name.rpartition("/")[2] for name in self._differing(before)} if before else set()
+        return {name.rpartition("/")[2] for name in self._differing(_described(tensors))}
 
     @property
     def digest(self) -> str:
@@ -146,8 +134,8 @@ class Fingerprint:
         return first_few([_changed(name, before, now) for name in rates + others])
 
     def _differing(self, before: Mapping[str, Any]) -> list[str]:
-        names = [name for name in dict.fromkeys([*before, *self._facts]) if not name.startswith(_RATE)]
-        found = [name for name in names if self._differs(name, before)]
+        names = dict.fromkeys([*before, *self._facts]) if before else ()
+        found = [name for name in names if not name.startswith(_RATE) and self._differs(name, before)]
         other_rows = {name.rpartition("/")[0] for name in found if name.endswith(_ROWS)}
         found = [name for name in found if not (name.endswith(_VALUES) and name.rpartition("/")[0] in other_rows)]
         one_sided = [name for name in found if name not in before or name not in self._facts]
@@ -189,8 +177,6 @@ class Fingerprint:
     def reasons(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
         """Returns what may have made another model of the one in a backup, one clause each."""
         before = _described(tensors)
-        if not before:
-            return []
         trainable = _changes_of_trainable(before, self._facts) if self._is_built else []
         return trainable + _changes_of_rate(before, self._facts)
 

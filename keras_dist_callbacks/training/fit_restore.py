@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from keras_dist_callbacks._compat import building, keras_callbacks, replay, variables
+from keras_dist_callbacks._compat import building, replay, variables
 from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks.backups.json_values import from_json
 from keras_dist_callbacks.backups.manifest import COMPILED, PYTHON, TRACED
@@ -16,6 +16,8 @@ from keras_dist_callbacks.backups.snapshot import JSON, CommitId, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.schedule import Schedule
 from keras_dist_callbacks.errors import BackupMismatchError
+from keras_dist_callbacks.process import shared
+from keras_dist_callbacks.process_runs import ProcessRuns, runs_of
 from keras_dist_callbacks.training import loading, resume_mode
 from keras_dist_callbacks.training.capture import apply_callbacks, apply_variables
 from keras_dist_callbacks.training.captured_variables import build
@@ -55,7 +57,7 @@ class Resume:
     Attributes:
         commit: Its name.
         saved: Its content.
-        mode: What it means for this fit; `CONTINUE` is known when fit has begun.
+        mode: What it means for this fit, as far as its arguments tell until `settle`.
         has_ended: So many epochs were trained, or the run stopped early.
         is_pending: It is not restored yet.
     """
@@ -75,58 +77,51 @@ class Resume:
             saved: Its content.
             fit: Describes the fit.
         """
-        epochs = fit["epochs"]
-        if resume_mode.is_finished(saved, epochs):
-            return cls(commit, saved, Mode.COMPLETE, resume_mode.has_ended(saved, epochs))
-        return cls(commit, saved, Mode.RESTORE, has_ended=False)
+        mode = Mode.COMPLETE if resume_mode.is_finished(saved, fit["epochs"]) else Mode.RESTORE
+        return cls(commit, saved, mode, resume_mode.has_ended(saved, fit["epochs"]))
 
-    def settle(self, state: FitState, cluster: Cluster, directory: str, seed: JSON) -> None:
-        """Decides whether the backup is this fit's, the same on every worker.
+    def settle(self, state: FitState, cluster: Cluster, seed: JSON) -> None:
+        """Decides whether the backup is this fit's, and what it means for it, the same on every worker.
 
         Args:
             state: The fit's; its description becomes that in the interrupted process.
             cluster: The workers.
-            directory: The backup directory, as it is shown.
             seed: The global seed.
 
         Raises:
             BackupMismatchError: It is that of another fit. Nothing was changed.
         """
-        found = cluster.on_chief(lambda: self._settle(state, cluster, directory, seed), "finding the fit of a backup")
-        found = cluster.broadcast(found, "the fit of a backup", kind=tuple[int, int, str | None])
-        number, first, why = found
-        if why is not None:
-            raise BackupMismatchError(resume_mode.another_fit_message(directory, self.saved, why))
-        state.description.update(number=number, first=first)
-        if self.mode is Mode.RESTORE and resume_mode.is_of_later_fit(self.saved, state.description):
-            self.mode = Mode.SKIP
-        elif self.mode is Mode.RESTORE:
-            resume_mode.continue_place(self.saved, state.description)
-
-    def _settle(self, state: FitState, cluster: Cluster, directory: str, seed: JSON) -> tuple[int, int, str | None]:
-        """Of workers with rows of their own, the chief's decide."""
-        fit, saved, untracked = dict(state.description), self.saved, state.untracked
-        is_same = untracked.is_same_fit(saved) and saved.info.get("seed") == seed
-        resume_mode.find_place(saved, fit, is_same=is_same)
-        other_model = resume_mode.left_by_other_model(directory, self.commit.generation, state.fit.model)
+        saved, facts, fit, runs = self.saved, state.untracked.facts, state.description, state.runs
+        is_left = runs.left.generation == self.commit.generation  # by an earlier fit of this process
+        is_of_model = runs.left.model() is state.fit.model
         keeps_rows = saved.info.get("workers") == cluster.num_workers
-        why = resume_mode.why_of_another_fit(
-            saved,
-            fit,
-            seed,
-            other_rows=lambda: keeps_rows and untracked.has_other_rows(saved),
-            left_by_other_model=other_model and self.mode is Mode.COMPLETE,
+        matched = cluster.on_chief(  # of workers with rows of their own, the chief's decide
+            lambda: resume_mode.match(
+                saved,
+                fit,
+                seed,
+                is_same=facts.is_same(saved.tensors) and saved.info.get("seed") == seed,
+                other_rows=lambda: keeps_rows and facts.has_other_rows(saved.tensors),
+                left_by_other_model=is_left and not is_of_model and self.mode is Mode.COMPLETE,
+            ),
+            "finding the fit of a backup",
         )
-        return fit["number"], fit["first"], why
+        number, first, why = cluster.broadcast(matched, "the fit of a backup", kind=tuple[int, int, str | None])
+        if why is not None:
+            raise BackupMismatchError(resume_mode.another_fit_message(runs.directory, saved, why))
+        fit.update(number=number, first=first)
+        if self.mode is Mode.RESTORE and resume_mode.is_of_later_fit(saved, fit):
+            self.mode = Mode.SKIP
+        elif self.mode is Mode.RESTORE:  # maybe with a model that the script builds again for each fit
+            fit["first"] = min(first, resume_mode.first_of(saved.state.get(resume_mode.FIT, fit)))
+            continues = is_left and is_of_model and saved.position.kind == "end"
+            if all(cluster.gather(continues, "whether a run continues in this process")):
+                self.mode = Mode.CONTINUE
 
     @property
     def runs_steps(self) -> bool:
         """Whether the fit has steps to run."""
         return self.mode in (Mode.CONTINUE, Mode.RESTORE)
-
-    def is_to_build(self, fit: seam.RunningFit) -> bool:
-        """Returns whether the model is to be built like the interrupted run's before the first epoch."""
-        return not is_built_later(fit, self.saved)
 
 
 def is_built_later(fit: seam.RunningFit, saved: WorkerState) -> bool:
@@ -143,20 +138,16 @@ class FitRestore:
         state: The fit's.
         cluster: The workers.
         schedule: When to save; it begins at the restored step.
-        directory: The backup directory, as it is shown.
     """
 
-    def __init__(self, resume: Resume, state: FitState, cluster: Cluster, schedule: Schedule, directory: str) -> None:
+    def __init__(self, resume: Resume, state: FitState, cluster: Cluster, schedule: Schedule) -> None:
         self._resume = resume
         self._state = state
         self._cluster = cluster
         self._schedule = schedule
-        self._directory = directory
         self._notes: list[str] = []  # of the input, until the interrupted epoch is entered
         self._conditions: list[str] = []  # of the resume, which this fit alone knows
         state.untracked.note_earlier_fit(resume.saved)
-        if resume.runs_steps and self._continues_in_process():
-            resume.mode = Mode.CONTINUE
 
     def begin(self) -> list[str]:
         """Before the first epoch: restores what does not belong to an interrupted epoch; returns what failed."""
@@ -177,35 +168,26 @@ class FitRestore:
         if self._resume.mode is Mode.CONTINUE:
             return [], []
         if self._resume.mode is Mode.SKIP:
-            resume_mode.note_skipped()
+            shared(ProcessRuns).conditions[resume_mode.RESULTS_NOT_USED] = None
             return [resume_mode.later_fit_reason(saved, state.description)], []
         if self._resume.mode is Mode.COMPLETE:
-            return list(filter(None, [self._finished_warning()])), self._conditions
+            facts = state.untracked.facts
+            changes = facts.of_another_training if self._resume.has_ended else facts.compile_changes
+            warning = resume_mode.finished_warning(state.runs, saved, changes(saved.tensors))
+            return [] if warning is None else [warning], self._conditions
         generator = state.fit.is_python_generator
         reasons, conditions = assess(saved, description, state.data.reasons, generator=generator)
-        earlier = resume_mode.conditions_of_earlier_fits()
+        earlier = shared(ProcessRuns).conditions
         return reasons, [*conditions, *self._conditions, *state.untracked.conditions, *earlier]
 
-    def _finished_warning(self) -> str | None:
-        untracked, saved = self._state.untracked, self._resume.saved
-        changes = untracked.changes_of_training if self._resume.has_ended else untracked.compile_changes
-        return resume_mode.finished_warning(self._directory, saved, changes(saved))
-
-    def _continues_in_process(self) -> bool:
-        generation, model = self._resume.commit.generation, self._state.fit.model
-        alike = resume_mode.continues_in_process(self._directory, generation, self._resume.saved, model)
-        if self._cluster.num_workers == 1:
-            return alike
-        return all(self._cluster.gather(alike, "whether a run continues in this process"))
-
     def _agree(self, act: Callable[[], list[str]], what: str) -> list[str]:
-        if self._resume.mode in (Mode.CONTINUE, Mode.SKIP):
-            return self._cluster.agree(act, what)
         return self._cluster.agree(lambda: self._skip_if_of_later_fit(act), what)
 
     def _skip_if_of_later_fit(self, act: Callable[[], list[str]]) -> list[str]:
         """A backup of a later fit may be of another model, such as one of which more layers are trained."""
         saved = self._resume.saved
+        if self._resume.mode in (Mode.CONTINUE, Mode.SKIP):
+            return act()
         try:
             return self._state.untracked.with_change_report(act, saved)
         except BackupMismatchError:
@@ -229,7 +211,8 @@ class FitRestore:
             return []
         progress.resume(saved.state)
         if position.kind != "end":
-            keras_callbacks.note_resumed(fit.model, saved.state[resume_mode.FIT]["initial_epoch"])
+            # Its History is that of all its epochs, whatever it is asked to begin with now.
+            runs_of(fit.model).asked = saved.state[resume_mode.FIT]["initial_epoch"], fit.epochs
         if position.kind == "end" and fit.initial_epoch == position.epoch:
             self._begin_next_fit(position.epoch)
         notes = data.restore(saved, progress.first_epoch or 0)
@@ -286,7 +269,7 @@ class FitRestore:
         """Model, callbacks and random states are as this process has left them."""
         self._resume.is_pending = False
         self._state.untracked.continue_from(self._resume.saved)
-        shares = resume_mode.same_input(self._directory, self._state.fit.input) and not self._state.data.order.is_of_fit
+        shares = self._state.runs.left.source() is self._state.fit.input and not self._state.data.order.is_of_fit
         if shares:
             self._state.progress.resume(self._resume.saved.state)
             self._state.data.continue_from(self._resume.saved)
@@ -300,7 +283,11 @@ class FitRestore:
         self._notes += self._state.untracked.restore_input(saved)
         self._state.untracked.note_epoch(is_read=True)
         data.enter_epoch(saved.position.epoch, resuming=True)
-        done = self._run_first_step(steps) if self._is_built_by_running() else 0
+        done = 0
+        if fit.model.run_eagerly and is_built_later(fit, saved):  # its first step builds it, and is then replaced
+            _, end, batches = next(steps)
+            fit.model.train_function(batches)
+            done = end + 1
         self._state.untracked.build(saved)
         replay.drop_steps(steps, batch, fit, done=done, may_end=bool(data.reasons))
         notes = self._notes + data.read_again() + self._apply()
@@ -308,16 +295,6 @@ class FitRestore:
         seam.current_logs(fit.model).update(from_json(saved.state["logs"], saved.tensors))
         progress.count.skip_to(batch)
         return notes
-
-    def _is_built_by_running(self) -> bool:
-        fit = self._state.fit
-        return bool(fit.model.run_eagerly) and is_built_later(fit, self._resume.saved)
-
-    def _run_first_step(self, steps: Iterator[tuple[int, int, Any]]) -> int:
-        """Runs an eager step on the epoch's first batches, as the interrupted run did; all that it does is replaced."""
-        _, end, data = next(steps)
-        self._state.fit.model.train_function(data)
-        return end + 1
 
     def _apply(self) -> list[str]:
         state = self._state

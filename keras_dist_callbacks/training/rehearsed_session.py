@@ -15,7 +15,8 @@ from keras_dist_callbacks.backups.snapshot import WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.engine.schedule import SavePolicy
-from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.process import shared
+from keras_dist_callbacks.process_runs import ProcessRuns
 from keras_dist_callbacks.rehearsal import records
 from keras_dist_callbacks.rehearsal.plan import Kill, Plan
 from keras_dist_callbacks.shutdown.controller import ShutdownController
@@ -26,13 +27,6 @@ from keras_dist_callbacks.training.session import FitSession, SessionOptions
 _LEAST_STEPS, _SAVES_PER_EPOCH = 2, 4
 _STEPS_AFTER_SAVE = 2
 _KILL_SECONDS = 90.0
-
-
-@dataclasses.dataclass
-class Fits(Shared):
-    """How many fits of this process were rehearsed."""
-
-    count: int = 0
 
 
 class RehearsedSession(FitSession):
@@ -65,8 +59,8 @@ class RehearsedSession(FitSession):
         super().__init__(
             fit, engine, cluster, shutdown, dataclasses.replace(options, policy=SavePolicy(self._save_freq))
         )
-        shared(Fits).count += 1
-        self._number = shared(Fits).count
+        shared(ProcessRuns).rehearsed += 1
+        self._number = shared(ProcessRuns).rehearsed
         self._kill = plan.kill if self._number == 1 else None
         self._saved_at: int | None = None  # the step of the newest backup of this process in the epoch of the kills
         self._last_step, self._mark = 0, time.perf_counter()

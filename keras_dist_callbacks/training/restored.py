@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from keras_dist_callbacks._compat import environment, rng
@@ -32,7 +32,7 @@ def agree_on_all(
     return Restored(path, position.epoch, position.step, notes, unseen, position, commit, is_skipped)
 
 
-def carried(restored: Restored, *, without: Sequence[str] = ()) -> list[str]:
+def carried(restored: Restored, *, without: Collection[str] = ()) -> list[str]:
     """Returns on what the resumes after this one depend because of it.
 
     Args:

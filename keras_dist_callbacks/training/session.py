@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,14 +21,17 @@ from keras_dist_callbacks.engine.background import gc_paused
 from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.engine.schedule import SavePolicy, Schedule
 from keras_dist_callbacks.errors import BackupError, ConfigError
+from keras_dist_callbacks.inputs import order
 from keras_dist_callbacks.inputs.position import DataPosition
+from keras_dist_callbacks.process import shared
+from keras_dist_callbacks.process_runs import Ended, ProcessRuns, reference, runs_in, runs_of
 from keras_dist_callbacks.progress_file import Phase, progress_file
 from keras_dist_callbacks.shutdown.controller import STOPPED, ShutdownController
 from keras_dist_callbacks.terminal import warn
 from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.callback_state import may_keep_state
 from keras_dist_callbacks.training.captured_variables import NotBuiltError, build
-from keras_dist_callbacks.training.fit_restore import FitRestore, Mode, Resume
+from keras_dist_callbacks.training.fit_restore import FitRestore, Mode, Resume, is_built_later
 from keras_dist_callbacks.training.restored import agree_on_all, carried, describe_fit, require
 from keras_dist_callbacks.training.snapshots import FitState, Progress, take
 from keras_dist_callbacks.training.training_objects import require_fit
@@ -71,6 +75,7 @@ class SessionOptions:
         policy: When to save.
         announce: Called with what was restored.
         strict: As in `BackupAndRestore`.
+        closed: Called when the session holds nothing of the fit any more.
         read_again: Whether past epochs are read again instead of creating their iterators only.
     """
 
@@ -78,6 +83,7 @@ class SessionOptions:
     directory: str
     policy: SavePolicy
     announce: Callable[[Restored], None]
+    closed: Callable[[], None]
     strict: bool | Literal["certain"] = False
     read_again: bool = False
 
@@ -101,7 +107,7 @@ class FitSession:
         shutdown: ShutdownController,
         options: SessionOptions,
     ) -> None:
-        keras_callbacks.note_begin(fit)
+        runs_of(fit.model).asked = fit.initial_epoch, fit.epochs
         self._reported = progress_file()
         self._reported.begin_fit(options.directory)
         self._fit = fit
@@ -109,7 +115,8 @@ class FitSession:
         self._cluster = cluster
         self._shutdown = shutdown
         self._options = options
-        self._this_fit = resume_mode.describe_fit(options.directory, fit)
+        self._runs = runs_in(options.directory)
+        self._this_fit = resume_mode.describe_fit(self._runs, fit)
         self._schedule = Schedule(options.policy, cluster)
         self._progress = Progress()
         self._resume: Resume | None = None
@@ -154,7 +161,7 @@ class FitSession:
         """After every other callback's `on_train_begin`: claims the directory and restores."""
         others = [c for c in callbacks if c is not self._options.owner]
         user = UserState(self._fit, others, self._options.directory)
-        if self._resume is not None and self._resume.is_to_build(self._fit):
+        if self._resume is not None and not is_built_later(self._fit, self._resume.saved):
             self._build(self._resume.saved)
             user.note_trace()
         data = DataPosition(
@@ -166,20 +173,19 @@ class FitSession:
             epoch_read=user.input.note_read,
         )
         untracked = UntrackedState(self._fit, data, user, warn=self._cluster.is_chief)
-        self._state = FitState(self._fit, data, untracked, others, self._progress, self._this_fit)
+        self._state = FitState(self._fit, data, untracked, others, self._progress, self._this_fit, self._runs)
         self._description = describe_fit(self._fit, self._cluster.num_workers)
         if self._resume is not None:
-            self._resume.settle(self._state, self._cluster, self._options.directory, self._description["seed"])
+            self._resume.settle(self._state, self._cluster, self._description["seed"])
         self._make_order_repeatable()
         if self._resume is None:
             resume_mode.warn_of_shared_directory(self._options.directory, self._this_fit)
-            data.begin_without_backup()
+            data.passes.begin_without_backup()
         if not self.is_complete:
             self._engine.claim(self._description)
         self._undo = control(self._fit, self)
         if self._resume is not None:
-            place = self._options.directory
-            self._restore = FitRestore(self._resume, self._state, self._cluster, self._schedule, place)
+            self._restore = FitRestore(self._resume, self._state, self._cluster, self._schedule)
             notes = self._restore.begin()
             if not self._resume.is_pending:
                 self._report(self._resume, notes)
@@ -187,10 +193,18 @@ class FitSession:
             self._shutdown.begin()
 
     def _make_order_repeatable(self) -> None:
-        data, saved = self._state.data, None if self._resume is None else self._resume.saved
-        needed = data.order.needs_seed and not self.is_complete
-        seed = resume_mode.agree_on_seed(self._options.directory, saved, self._cluster, is_needed=needed)
-        data.make_repeatable(seed, self._this_fit["number"])
+        """The seed of all orders that the global one does not fix is drawn once for a directory, then kept."""
+        if self.is_complete:
+            return
+        orders, saved = self._state.data.order, None if self._resume is None else self._resume.saved
+        known = (order.seed_of(saved), self._runs.seed, secrets.randbits(63))
+        own = next(seed for seed in known if seed is not None) if orders.needs_seed else None
+        proposed = self._cluster.gather(own, "the seed of orders", kind=int | None)
+        agreed = next((seed for seed in proposed if seed is not None), None)
+        if agreed is not None:  # a worker may need none
+            self._runs.seed = agreed
+        if agreed is not None and orders.needs_seed:
+            orders.begin(agreed, self._this_fit["number"])
 
     def _build(self, saved: WorkerState) -> None:
         try:
@@ -269,9 +283,9 @@ class FitSession:
         """After an epoch's last step: what follows may be interrupted, and is then done again from its start."""
         self._in_epoch = False
         self._reported.enter(Phase.EPOCH_END)
-        resume_mode.note_trained(self._options.directory)
+        self._runs.has_trained = True
         self._state.untracked.note_input_read()
-        self._state.data.epoch_trained(self._progress.count.epoch, self._progress.count.batch)
+        self._state.data.passes.epoch_trained(self._progress.count.epoch, self._progress.count.batch)
         asked = self._shutdown.options
         if asked.save_before_preemption or asked.save_on_exception:
             self._trained = self._capture("within")
@@ -309,7 +323,9 @@ class FitSession:
         """After every other callback's `on_train_end`."""
         self._reported.enter(Phase.END)
         self._fit.clear_initial_epoch()
-        resume_mode.note_fit_end(self._options.directory, self._this_fit, self._given, self._fit.model)
+        self._runs.given[self._given] += 1
+        number, first = self._this_fit["number"], self._this_fit["first"]
+        self._runs.last = Ended(number, first, reference(self._fit.model), reference(self._fit.input))
         if self._resume is not None and self.is_complete:
             if delete and self.is_finished:
                 self._engine.claim(self._description)
@@ -325,7 +341,7 @@ class FitSession:
         self._engine.finish(lambda: self._capture("end"), delete=delete)
         keras_callbacks.note_end(self._fit.model)
         if not delete:
-            resume_mode.note_end(self._options.directory, self._engine.generation, self._fit.model, self._fit.input)
+            self._runs.left = self._runs.last._replace(generation=self._engine.generation)
         self.close()
 
     def on_exception(self, error: BaseException, *, in_step: bool) -> None:
@@ -368,6 +384,7 @@ class FitSession:
         if self._undo is not None:
             self._undo()
             self._undo = None
+        self._options.closed()
 
     # --- snapshots and reports
 
@@ -383,17 +400,17 @@ class FitSession:
             is_skipped=resume.mode is Mode.SKIP,
         )
         require(self.restored, self._options.strict)
-        known = resume_mode.conditions_of_earlier_fits()
-        self._state.untracked.earlier_resumes += carried(self.restored, without=known)
+        self._state.untracked.earlier_resumes += carried(self.restored, without=shared(ProcessRuns).conditions)
         self._reported.begin_epoch(resume.saved.position.epoch, resume.saved.position.step)
         self._options.announce(self.restored)
 
     @property
     def _given(self) -> str:
         """What is equal for two fits that were given the same, the seed included."""
-        return f"{self._state.untracked.description} {self._description['seed']}"
+        fit, given = self._this_fit, self._state.untracked.facts.digest
+        return f"{given} {self._description['seed']} {fit['initial_epoch']} {fit['epochs']}"
 
     def _capture(self, kind: Any, missed: Sequence[str] = ()) -> Snapshot:
         with gc_paused():
-            resume_mode.note_given(self._options.directory, self._this_fit, self._given)
+            self._this_fit["repeats"] = self._runs.given[self._given]
             return take(self._state, kind, missed, is_chief=self._cluster.is_chief)

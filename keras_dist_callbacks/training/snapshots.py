@@ -15,6 +15,7 @@ from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import JSON, Position, SharedTensor, Snapshot
 from keras_dist_callbacks.inputs.position import DataPosition
+from keras_dist_callbacks.process_runs import RunsIn
 from keras_dist_callbacks.training import model_export
 from keras_dist_callbacks.training.capture import capture, jsonable_logs
 from keras_dist_callbacks.training.resume_mode import FIT
@@ -106,6 +107,7 @@ class FitState:
         callbacks: All callbacks whose state belongs to training.
         progress: How far it has come.
         description: What distinguishes it from other fits of the process in the same directory.
+        runs: Those.
     """
 
     fit: seam.RunningFit
@@ -114,6 +116,7 @@ class FitState:
     callbacks: Sequence[Any]
     progress: Progress
     description: dict[str, JSON]
+    runs: RunsIn
 
 
 def take(state: FitState, kind: Any, missed: Sequence[str], *, is_chief: bool) -> Snapshot:

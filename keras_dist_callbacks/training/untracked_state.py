@@ -30,6 +30,7 @@ class UntrackedState:
         warn: Whether this worker warns of what cannot be saved.
 
     Attributes:
+        facts: What training depends on and no variable holds.
         conditions: What an exact continuation depends on, as of the restore, beyond what the backup says.
         earlier_resumes: The same of the resume that this run began with, and of those before, for the next one.
     """
@@ -46,7 +47,7 @@ class UntrackedState:
         self.earlier_resumes: list[str] = []
         self._lost_before: list[str] = []
         self._conditions_of_input: list[str] = []
-        self._facts = Fingerprint(fit, user.directory)
+        self.facts = Fingerprint(fit, user.directory)
         self._of_submodels = model_parts.steps_of_submodels(fit.model)
         self._unknown: list[str] = []
         self._unused_keys: set[int] | None = None
@@ -54,7 +55,7 @@ class UntrackedState:
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
         """Returns the topics and tensors of a snapshot."""
         topics: dict[str, JSON] = {}
-        tensors = self._facts.capture()
+        tensors = self.facts.capture()
         step = self._step.capture()
         for state, held in (self._data.capture(), step, self._user.capture()):
             topics.update(state)
@@ -122,7 +123,7 @@ class UntrackedState:
             callbacks: Those of the fit.
         """
         self._unknown = list(saved.state[verdict.NOT_SAVED])
-        self._facts.note_built()
+        self.facts.note_built()
         notes = self._step.restore(saved)
         python = saved.state.get(PYTHON) or {}
         traced = saved.state.get(TRACED)
@@ -135,11 +136,11 @@ class UntrackedState:
         marks = vars(self._fit.model)
         loaded = marks.get("_kdc_restored_from") is not None and "_kdc_compiled_rates" not in marks
         at = None if loaded else saved.position
-        settings, conditions = self._user.edits(saved.tensors, self._facts.names_that_differ(saved.tensors))
+        settings, conditions = self._user.edits(saved.tensors, self.facts.names_that_differ(saved.tensors))
         self.conditions += conditions
         other_bits, conditions = environment.differences(saved.state.get(ENVIRONMENT) or {}, self._environment)
-        self.conditions += conditions + self._facts.conditions(saved.tensors)
-        return notes + self._facts.differences(saved.tensors, at=at, callbacks=callbacks) + settings + other_bits
+        self.conditions += conditions + self.facts.conditions(saved.tensors)
+        return notes + self.facts.differences(saved.tensors, at=at, callbacks=callbacks) + settings + other_bits
 
     def with_change_report(self, act: Callable[[], list[str]], saved: WorkerState) -> list[str]:
         """Returns what a restore returns; an error of it includes what is known to have changed since the backup.
@@ -148,7 +149,7 @@ class UntrackedState:
             BackupMismatchError: Layers were frozen or unfrozen, or a rate became a schedule, or was one: other
                 variables would be trained, or otherwise, which a backup cannot follow.
         """
-        reasons = self._facts.reasons(saved.tensors)
+        reasons = self.facts.reasons(saved.tensors)
         if reasons:
             raise BackupMismatchError(
                 f"the backup is of a model that was trained in another way: {'; '.join(reasons)}. The backup is "
@@ -157,31 +158,10 @@ class UntrackedState:
         try:
             return act()
         except BackupError as error:
-            reasons = self._facts.differences(saved.tensors)
+            reasons = self.facts.differences(saved.tensors)
             if not reasons:
                 raise
             raise type(error)(f"{error}. What differs: {'; '.join(reasons)}") from error
-
-    def compile_changes(self, saved: WorkerState) -> list[str]:
-        """Returns which of compile's arguments differ from those of the run that wrote a backup, one sentence each."""
-        return self._facts.compile_changes(saved.tensors)
-
-    def changes_of_training(self, saved: WorkerState) -> list[str]:
-        """Returns what differs from the training that wrote a finished backup: model, data, compile's arguments."""
-        return self._facts.of_another_training(saved.tensors)
-
-    @property
-    def description(self) -> str:
-        """What is equal for two fits that were given the same."""
-        return self._facts.digest
-
-    def is_same_fit(self, saved: WorkerState) -> bool:
-        """Returns whether the fit that wrote a backup was given the same as this one."""
-        return self._facts.is_same(saved.tensors)
-
-    def has_other_rows(self, saved: WorkerState) -> bool:
-        """Returns whether the input begins with other rows than that of the fit that wrote a backup."""
-        return self._facts.has_other_rows(saved.tensors)
 
     def _saved_keys(self) -> set[int]:
         """Returns the keys of the variables in the snapshot that are not the user's Python state."""

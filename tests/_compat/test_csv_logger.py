@@ -12,10 +12,8 @@ import pytest
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupError
-from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.testing.local_cluster import run_until_done
-from keras_dist_callbacks.training import resume_mode
-from tests.support import tiny
+from tests.support import forget_runs, tiny
 from tests.support.processes import worker_processes
 from tests.support.resume_helpers import (
     Interruption,
@@ -107,7 +105,7 @@ def test_columns_stay_as_the_first_epoch_made_them(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*runs no step:RuntimeWarning")  # a rerun is in a process of its own
 def test_the_rows_of_a_finished_job_stay_when_it_is_started_again(tmp_path: Path, expected: bytes) -> None:
     for _ in range(2):
-        shared(resume_mode.Runs).ended.clear()  # as in another process
+        forget_runs()  # as in another process
         tiny.fit(tiny.model(), tmp_path / "backup", [logger(tmp_path)], options={"delete_checkpoint": False})
         assert (tmp_path / "rows.csv").read_bytes() == expected
 

@@ -13,9 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.process import shared
-from keras_dist_callbacks.training import resume_mode
-from tests.support import tiny
+from tests.support import forget_runs, tiny
 from tests.support.tiny import interrupt
 
 pytestmark = pytest.mark.slow  # complete fits
@@ -195,7 +193,7 @@ def test_a_kept_backup_of_a_finished_run_runs_no_step_and_returns_the_history(
 ) -> None:
     keep = {"delete_checkpoint": False}
     tiny.fit(tiny.model(), tmp_path, options=keep)
-    shared(resume_mode.Runs).ended.clear()  # as in another process
+    forget_runs()  # as in another process
     model, steps = tiny.model(), tiny.CountSteps()
     history = tiny.fit(model, tmp_path, [steps], options=keep)
     assert steps.trained == []

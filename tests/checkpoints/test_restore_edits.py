@@ -12,8 +12,7 @@ import pytest
 
 from keras_dist_callbacks import BackupAndRestore, ModelCheckpoint, make_or_restore_model
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
-from keras_dist_callbacks.process import shared
-from keras_dist_callbacks.training import resume_mode
+from tests.support import forget_runs
 
 pytestmark = pytest.mark.slow  # complete fits
 
@@ -225,17 +224,10 @@ edits = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(autouse=True)
-def as_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared(resume_mode.Runs), "trained", set())
-    monkeypatch.setattr(shared(resume_mode.Runs), "ended", {})
-
-
 def edited(edit: Edit, directory: Path, *, backup: bool, checkpoint: bool) -> tuple[str, str]:
     """Trains an epoch, edits, and trains one more; returns all that was said, and the verdict."""
     train(build(), directory, 1, backup=backup, checkpoint=checkpoint)
-    shared(resume_mode.Runs).ended.clear()
-    shared(resume_mode.Runs).trained.clear()
+    forget_runs()
     verdict = "none"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
@@ -282,7 +274,7 @@ def test_with_both_the_edit_is_named_and_not_exact(
 def test_without_an_edit_nothing_is_reported_and_the_state_is_equal(tmp_path: Path) -> None:
     trained = build()
     train(trained, tmp_path, 1, backup=True, checkpoint=True)
-    shared(resume_mode.Runs).ended.clear()
+    forget_runs()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = make_or_restore_model(build, tmp_path / "ckpt")
@@ -304,7 +296,7 @@ def test_a_rate_that_a_callback_moved_is_the_checkpoints_and_no_edit(
     backup = BackupAndRestore(tmp_path / "backup", delete_checkpoint=False)
     halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
     model.fit(X, X[:, :1], epochs=1, verbose=0, callbacks=[halve, save, backup])
-    shared(resume_mode.Runs).ended.clear()
+    forget_runs()
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         restored = make_or_restore_model(build, tmp_path / "ckpt")
@@ -324,7 +316,7 @@ def test_a_model_instead_of_a_function_is_refused(tmp_path: Path) -> None:
 def test_a_finished_backup_of_other_labels_is_that_of_another_fit(tmp_path: Path) -> None:
     first = BackupAndRestore(tmp_path, delete_checkpoint=False)
     build().fit(X, X[:, :1], batch_size=4, verbose=0, callbacks=[first])
-    shared(resume_mode.Runs).ended.clear()  # as in another process
+    forget_runs()  # as in another process
     with pytest.raises(BackupMismatchError, match="its input began with other rows"):
         build().fit(X, 5 * X[:, :1], batch_size=4, verbose=0, callbacks=[BackupAndRestore(tmp_path)])
 

@@ -10,9 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.process import shared
-from keras_dist_callbacks.training import resume_mode
-from tests.support import tiny
+from tests.support import forget_runs, tiny
 from tests.support.stores.fixtures import Place, Stores
 
 pytestmark = pytest.mark.slow  # complete fits
@@ -37,7 +35,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(place: Place, uninterrupt
 def test_a_finished_run_that_is_kept_runs_no_step_again(place: Place, uninterrupted: Run) -> None:
     options = {"storage_options": place.options, "delete_checkpoint": False}
     tiny.fit(tiny.model(), place.url, options=options, save_freq="epoch")
-    shared(resume_mode.Runs).ended.clear()
+    forget_runs()
     again, steps = tiny.model(), tiny.CountSteps()
     history = tiny.fit(again, place.url, [steps], options=options, save_freq="epoch")
     assert steps.trained == []

@@ -2,8 +2,16 @@
 
 from pathlib import Path
 
+from keras_dist_callbacks.process import PARTS
+from keras_dist_callbacks.process_runs import ProcessRuns
+
 SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]
+
+
+def forget_runs() -> None:
+    """What follows knows nothing of the fits before it, as in another process."""
+    PARTS.pop(ProcessRuns, None)
 
 
 def files(directory: Path) -> dict[str, bytes]:

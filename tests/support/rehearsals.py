@@ -12,11 +12,12 @@ import pytest
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli.rehearsal.comparison import Backups
 from keras_dist_callbacks.process import PARTS
+from keras_dist_callbacks.process_runs import ProcessRuns
 from keras_dist_callbacks.rehearsal import records
 from keras_dist_callbacks.rehearsal import scratch as scratch_module
 from keras_dist_callbacks.rehearsal.plan import VARIABLE, Kill, Plan, published
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.training import rehearsed_session, resume_mode
+from keras_dist_callbacks.training import rehearsed_session
 
 
 class Killed(BaseException):
@@ -49,8 +50,7 @@ def rehearsing(
     plan = Plan(scratch or str(directory / "scratch"), str(attempt), str(directory / "out"), steps, epochs, 1, kill)
     with monkeypatch.context() as patch, published(directory / "plan.json", plan):
         patch.setenv(VARIABLE, str(directory / "plan.json"))
-        patch.setitem(PARTS, rehearsed_session.Fits, rehearsed_session.Fits())
-        patch.setitem(PARTS, resume_mode.Runs, resume_mode.Runs())
+        patch.setitem(PARTS, ProcessRuns, ProcessRuns())
         patch.setattr(rehearsed_session.os, "kill", _raise)
         patch.setattr(scratch_module, "watch_files", lambda plan: None)  # its hook could not be taken away again
         yield found

@@ -13,9 +13,7 @@ import pytest
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.errors import BackupMismatchError
-from keras_dist_callbacks.process import shared
-from keras_dist_callbacks.training import resume_mode
-from tests.support import tiny
+from tests.support import forget_runs, tiny
 from tests.support.refused_models import compiled
 
 pytestmark = [
@@ -192,8 +190,8 @@ def test_the_weights_of_a_finished_run_are_restored(tmp_path: Path) -> None:
     act, keeps = OTHER_OPTIMIZERS["of another class"][0], {"delete_checkpoint": False}
     expected, model = tiny.model(), tiny.model()
     tiny.fit(expected, tmp_path, [AtEpoch(1, act)], options=keeps)
-    shared(resume_mode.Runs).ended.clear()  # as in another process
-    with pytest.warns(RuntimeWarning, match="fit.. runs no step"):
+    forget_runs()  # as in another process
+    with pytest.warns(RuntimeWarning, match="what the interrupted run has compiled"):
         tiny.fit(model, tmp_path, [AtEpoch(1, act)], options=keeps)
     for ours, theirs in zip(model.get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -206,9 +204,10 @@ def test_a_later_fit_of_the_model_that_a_callback_has_compiled_says_so_too(tmp_p
     tiny.fit(model, tmp_path, [callback], options=keeps)
     with pytest.raises(tiny.Stop):
         tiny.fit(model, tmp_path, [callback, tiny.StopAt(4, 2)], epochs=6, options=keeps)
-    shared(resume_mode.Runs).ended.clear()  # as in another process
-    backup = kdc.BackupAndRestore(tmp_path)
-    tiny.fit(tiny.model(), None, [callback, backup], epochs=6)
+    forget_runs()  # as in another process
+    backup, model = kdc.BackupAndRestore(tmp_path), tiny.model()
+    tiny.fit(model, tmp_path, [callback], options=keeps)
+    tiny.fit(model, None, [callback, backup], epochs=6)
     assert backup.restored is not None
     assert CALLED in backup.restored.notes
 
@@ -235,7 +234,7 @@ def test_a_fit_that_is_called_again_after_compile_is_resumed_exactly(tmp_path: P
 
     with pytest.raises(tiny.Stop):
         run(tmp_path, [tiny.StopAt(1, 2)])
-    shared(resume_mode.Runs).ended.clear()  # as in another process
+    forget_runs()  # as in another process
     model, backup = run(tmp_path, [])
     assert backup is not None
     assert backup.restored is not None

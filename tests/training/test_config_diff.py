@@ -16,8 +16,6 @@ import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks._compat import input_values, model_config
-from keras_dist_callbacks.process import shared
-from keras_dist_callbacks.training import resume_mode
 from tests.support import inputs, tiny
 
 pytestmark = pytest.mark.slow  # complete fits
@@ -400,11 +398,10 @@ def test_the_numbers_of_enumerated_elements_are_compared(tmp_path: Path) -> None
 
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 def test_stages_are_not_compared_where_no_step_is_left(tmp_path: Path) -> None:
-    tiny.fit(compiled(), tmp_path, options={"delete_checkpoint": False})
-    shared(resume_mode.Runs).ended.clear()  # as in another process
-    callback = kdc.BackupAndRestore(tmp_path)
+    model, callback = compiled(), kdc.BackupAndRestore(tmp_path)
+    tiny.fit(model, tmp_path, options={"delete_checkpoint": False})
     with pytest.warns(RuntimeWarning, match="runs no step: an earlier fit"):
-        tiny.fit(compiled(), None, [callback], x=inputs.rows().batch(4))
+        tiny.fit(model, None, [callback], x=inputs.rows().batch(4))
     assert callback.restored is not None
     assert len(callback.restored.notes) == 1  # the warning alone
 

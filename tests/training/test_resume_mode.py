@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +12,12 @@ import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupMismatchError
-from keras_dist_callbacks.process import shared
-from keras_dist_callbacks.training import resume_mode
-from tests.support import files, tiny
+from tests.support import files, forget_runs, tiny
 
 pytestmark = pytest.mark.slow  # complete fits
 
 KEEP = {"delete_checkpoint": False}
 EPOCHS = 3
-
-
-@pytest.fixture
-def restart(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """What a new process does not know."""
-
-    def forget() -> None:
-        monkeypatch.setattr(shared(resume_mode.Runs), "ended", {})
-        monkeypatch.setattr(shared(resume_mode.Runs), "trained", set())
-        for known in ("fits", "last", "given"):
-            getattr(shared(resume_mode.Runs), known).clear()
-
-    return forget
 
 
 def datasets(*, anew: bool) -> Iterator[Any]:
@@ -66,11 +51,11 @@ def test_a_loop_of_fits_ends_as_without_a_backup(tmp_path: Path, anew: bool, opt
 @pytest.mark.parametrize("anew", [False, True], ids=["one dataset", "a dataset for each fit"])
 @pytest.mark.in_gate(1)
 def test_a_loop_of_fits_that_was_killed_continues_where_it_was(
-    tmp_path: Path, restart: Callable[[], None], capsys: pytest.CaptureFixture[str], anew: bool, stop: tuple[int, int]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], anew: bool, stop: tuple[int, int]
 ) -> None:
     with pytest.raises(tiny.Stop):
         loop(tmp_path, anew=anew, stop=stop, **KEEP)
-    restart()
+    forget_runs()
     capsys.readouterr()
     model, trained = loop(tmp_path, anew=anew, **KEEP)
     reference, expected = loop(None, anew=anew)
@@ -84,7 +69,7 @@ def test_a_loop_of_fits_that_was_killed_continues_where_it_was(
 @pytest.mark.parametrize("span", [1, 2])
 @pytest.mark.in_gate(1)
 def test_each_fit_of_a_loop_that_was_killed_returns_its_history(
-    tmp_path: Path, restart: Callable[[], None], span: int, options: dict[str, Any], stop: tuple[int, int] | None
+    tmp_path: Path, span: int, options: dict[str, Any], stop: tuple[int, int] | None
 ) -> None:
     def histories(directory: Path | None, stop: tuple[int, int] | None = None, end: int = 4) -> list[Any]:
         model, found, dataset = tiny.model(), [], tf.data.Dataset.from_tensor_slices(tiny.data()).batch(tiny.BATCH)
@@ -100,7 +85,7 @@ def test_each_fit_of_a_loop_that_was_killed_returns_its_history(
     else:
         with pytest.raises(tiny.Stop):
             histories(tmp_path, stop)
-    restart()
+    forget_runs()
     expected = histories(None)
     if stop is None and not options:
         return  # there is no backup between two fits: all is trained again
@@ -111,7 +96,7 @@ def test_each_fit_of_a_loop_that_was_killed_returns_its_history(
 @pytest.mark.parametrize("anew", [False, True], ids=["one dataset", "a dataset for each fit"])
 @pytest.mark.in_gate(1)
 def test_a_loop_killed_between_two_fits_has_no_condition_about_a_dataset_that_is_known(
-    tmp_path: Path, restart: Callable[[], None], anew: bool, trained: int
+    tmp_path: Path, anew: bool, trained: int
 ) -> None:
     def loop_to(end: int, directory: Path | None) -> tuple[keras.Model, list[kdc.BackupAndRestore]]:
         model, callbacks = tiny.model(), []
@@ -122,7 +107,7 @@ def test_a_loop_killed_between_two_fits_has_no_condition_about_a_dataset_that_is
         return model, callbacks
 
     loop_to(trained, tmp_path)
-    restart()
+    forget_runs()
     model, callbacks = loop_to(EPOCHS, tmp_path)
     restored = callbacks[trained].restored
     assert restored is not None
@@ -139,7 +124,7 @@ def test_a_loop_killed_between_two_fits_has_no_condition_about_a_dataset_that_is
 
 
 def test_a_loop_that_sets_the_learning_rate_between_its_fits_resumes_exactly_if_it_looks_at_nothing_else(
-    tmp_path: Path, restart: Callable[[], None]
+    tmp_path: Path,
 ) -> None:
     """The fits before the interrupted one run no step, and leave the model where the backup is."""
 
@@ -169,7 +154,7 @@ def test_a_loop_that_sets_the_learning_rate_between_its_fits_resumes_exactly_if_
 
     with pytest.raises(tiny.Stop):
         by_hand(tmp_path, (2, 2))
-    restart()
+    forget_runs()
     resumed, found = by_hand(tmp_path)
     condition = (
         "no code after a fit() that ran no step depends on the model, which is at epoch 3, batch 2 (step 12) already"
@@ -184,7 +169,6 @@ def test_a_loop_that_sets_the_learning_rate_between_its_fits_resumes_exactly_if_
 @pytest.mark.parametrize("options", [{}, KEEP], ids=["to be deleted", "kept"])
 def test_a_fit_of_fewer_epochs_restores_and_leaves_everything_as_it_is(
     tmp_path: Path,
-    restart: Callable[[], None],
     capsys: pytest.CaptureFixture[str],
     stop: tuple[int, int] | None,
     options: dict[str, Any],
@@ -194,7 +178,7 @@ def test_a_fit_of_fewer_epochs_restores_and_leaves_everything_as_it_is(
         tiny.fit(first, tmp_path, [tiny.StopAt(*stop)] if stop else [], options=KEEP)
     except tiny.Stop:
         assert stop
-    restart()
+    forget_runs()
     before, steps, model = files(tmp_path), tiny.CountSteps(), tiny.model()
     tiny.fit(model, tmp_path, [steps], epochs=2, options=options)
     assert steps.trained == []
@@ -204,11 +188,9 @@ def test_a_fit_of_fewer_epochs_restores_and_leaves_everything_as_it_is(
     assert f"No step is run: asked for 2, and the backup is at {where}" in capsys.readouterr().out
 
 
-def test_a_finished_job_that_runs_again_says_so_in_a_line(
-    tmp_path: Path, restart: Callable[[], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_job_that_runs_again_says_so_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny.fit(tiny.model(), tmp_path, options=KEEP)
-    restart()
+    forget_runs()
     before = files(tmp_path)
     tiny.fit(tiny.model(), tmp_path, options=KEEP)
     assert files(tmp_path) == before
@@ -216,11 +198,11 @@ def test_a_finished_job_that_runs_again_says_so_in_a_line(
 
 
 def test_a_rerun_deletes_the_backup_that_a_kill_at_the_end_left(
-    tmp_path: Path, restart: Callable[[], None], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained = tiny.model()
     tiny.fit(trained, tmp_path, options=KEEP)  # as if killed before the deletion
-    restart()
+    forget_runs()
     again = tiny.model()
     tiny.fit(again, tmp_path)
     tiny.assert_same(again, trained)
@@ -230,9 +212,9 @@ def test_a_rerun_deletes_the_backup_that_a_kill_at_the_end_left(
     )
 
 
-def test_a_finished_backup_of_another_training_is_not_deleted(tmp_path: Path, restart: Callable[[], None]) -> None:
+def test_a_finished_backup_of_another_training_is_not_deleted(tmp_path: Path) -> None:
     tiny.fit(tiny.model(), tmp_path, options=KEEP)
-    restart()
+    forget_runs()
     before, model = files(tmp_path), tiny.model()
     model.compile(model.optimizer, "mae")
     with pytest.warns(RuntimeWarning, match="belongs to another training: loss changed"):
@@ -256,11 +238,9 @@ def test_a_second_fit_of_another_model_in_a_finished_runs_directory_is_refused(t
     assert files(tmp_path) == before
 
 
-def test_a_model_that_was_compiled_in_another_way_is_warned_of_a_finished_run(
-    tmp_path: Path, restart: Callable[[], None]
-) -> None:
+def test_a_model_that_was_compiled_in_another_way_is_warned_of_a_finished_run(tmp_path: Path) -> None:
     tiny.fit(tiny.model(), tmp_path, options=KEEP)
-    restart()
+    forget_runs()
     model = tiny.model()
     rate = float(model.optimizer.learning_rate.numpy())
     model.optimizer.learning_rate = rate / 10  # the second phase of a fine-tuning
@@ -268,16 +248,14 @@ def test_a_model_that_was_compiled_in_another_way_is_warned_of_a_finished_run(
         tiny.fit(model, tmp_path, options=KEEP)
 
 
-def test_a_run_that_stopped_early_is_finished(
-    tmp_path: Path, restart: Callable[[], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_stopped_early_is_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Enough(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.model.stop_training = epoch == 1
 
     kdc.advanced.register_callback_state(Enough, None)
     tiny.fit(tiny.model(), tmp_path, [Enough()], options=KEEP)
-    restart()
+    forget_runs()
     steps = tiny.CountSteps()
     tiny.fit(tiny.model(), tmp_path, [Enough(), steps], options=KEEP)
     assert steps.trained == []
@@ -305,22 +283,18 @@ def two_phases(directory: Path, *, stop: tuple[int, int] | None = None, **option
 
 
 @pytest.mark.chaos
-def test_a_dataset_that_was_read_as_often_before_is_not_a_reason_for_an_alarm(
-    tmp_path: Path, restart: Callable[[], None]
-) -> None:
+def test_a_dataset_that_was_read_as_often_before_is_not_a_reason_for_an_alarm(tmp_path: Path) -> None:
     with pytest.raises(tiny.Stop):
         two_phases(tmp_path / "killed", stop=(1, 2))
-    restart()
+    forget_runs()
     tiny.assert_same(two_phases(tmp_path / "killed"), two_phases(tmp_path / "uninterrupted"))
 
 
 @pytest.mark.chaos
-def test_a_dataset_of_two_shuffles_that_was_read_less_often_before_is_labelled(
-    tmp_path: Path, restart: Callable[[], None]
-) -> None:
+def test_a_dataset_of_two_shuffles_that_was_read_less_often_before_is_labelled(tmp_path: Path) -> None:
     with pytest.raises(tiny.Stop):
         two_phases(tmp_path, stop=(1, 2), **KEEP)
-    restart()
+    forget_runs()
     with pytest.warns(RuntimeWarning, match="had been read 3 times before the interrupted run, but 0 times before"):
         two_phases(tmp_path, **KEEP)
 

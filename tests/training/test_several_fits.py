@@ -14,9 +14,8 @@ import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupError
-from keras_dist_callbacks.process import PARTS, shared
-from keras_dist_callbacks.training import resume_mode
-from tests.support import files, tiny
+from keras_dist_callbacks.process_runs import runs_in
+from tests.support import files, forget_runs, tiny
 
 pytestmark = [
     pytest.mark.slow,  # complete fits
@@ -25,23 +24,6 @@ pytestmark = [
 
 SKIPPED = "fit.. number 2 of the interrupted process saved this backup, and this is number 1"
 Phases = Callable[[Path | None, tuple[int, int] | None], keras.Model]
-
-
-@pytest.fixture
-def restart(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """What a new process does not know."""
-    runs = resume_mode.Runs()
-    monkeypatch.setitem(PARTS, resume_mode.Runs, runs)
-
-    def forget() -> None:
-        runs.ended.clear()
-        runs.trained.clear()
-        runs.fits.clear()
-        runs.last.clear()
-        runs.given.clear()
-        runs.conditions.clear()
-
-    return forget
 
 
 def stops(at: tuple[int, int] | None) -> list[keras.callbacks.Callback]:
@@ -76,14 +58,13 @@ def fine_tuned(directory: Path | None, stop: tuple[int, int] | None) -> keras.Mo
 @pytest.mark.in_gate(1)
 def test_a_later_fit_resumes_exactly_and_an_earlier_one_is_skipped(
     tmp_path: Path,
-    restart: Callable[[], None],
     capsys: pytest.CaptureFixture[str],
     phases: Phases,
     stop: tuple[int, int],
 ) -> None:
     with pytest.raises(tiny.Stop):
         phases(tmp_path, stop)
-    restart()
+    forget_runs()
     capsys.readouterr()
     with pytest.warns(RuntimeWarning, match=f"not exact: {SKIPPED}"):
         resumed = phases(tmp_path, None)
@@ -94,10 +75,10 @@ def test_a_later_fit_resumes_exactly_and_an_earlier_one_is_skipped(
     assert files(tmp_path) == {}
 
 
-def test_a_skipped_fit_restores_the_weights_and_leaves_the_backup(tmp_path: Path, restart: Callable[[], None]) -> None:
+def test_a_skipped_fit_restores_the_weights_and_leaves_the_backup(tmp_path: Path) -> None:
     with pytest.raises(tiny.Stop):
         compiled_again(tmp_path, (1, 2))
-    restart()
+    forget_runs()
     weights = kdc.load_backup(tmp_path, tiny.model()).get_weights()
     before, model, steps = files(tmp_path), tiny.model(), tiny.CountSteps()
     backup = kdc.BackupAndRestore(tmp_path)
@@ -111,19 +92,17 @@ def test_a_skipped_fit_restores_the_weights_and_leaves_the_backup(tmp_path: Path
     assert backup.restored.is_skipped
 
 
-def test_strict_refuses_to_skip_a_fit(tmp_path: Path, restart: Callable[[], None]) -> None:
+def test_strict_refuses_to_skip_a_fit(tmp_path: Path) -> None:
     with pytest.raises(tiny.Stop):
         compiled_again(tmp_path, (1, 2))
-    restart()
+    forget_runs()
     strict = [kdc.BackupAndRestore(tmp_path, strict=True)]
     model = tiny.model()
     with pytest.raises(BackupError, match=SKIPPED):
         tiny.fit(model, None, strict, epochs=2)
 
 
-def test_a_script_that_computes_its_first_epoch_resumes_in_its_first_fit(
-    tmp_path: Path, restart: Callable[[], None]
-) -> None:
+def test_a_script_that_computes_its_first_epoch_resumes_in_its_first_fit(tmp_path: Path) -> None:
     def loop(directory: Path | None, begin: int, stop: tuple[int, int] | None = None) -> keras.Model:
         model = tiny.model()
         for epoch in range(begin, 4):
@@ -133,33 +112,29 @@ def test_a_script_that_computes_its_first_epoch_resumes_in_its_first_fit(
 
     with pytest.raises(tiny.Stop):
         loop(tmp_path, 0, (2, 3))
-    restart()
+    forget_runs()
     tiny.assert_same(loop(tmp_path, 2), loop(None, 0))
 
 
-def test_an_exception_that_the_script_catches_does_not_count_as_the_end_of_a_fit(
-    tmp_path: Path, restart: Callable[[], None]
-) -> None:
+def test_an_exception_that_the_script_catches_does_not_count_as_the_end_of_a_fit(tmp_path: Path) -> None:
     tiny.interrupt(tmp_path, 1, 2)
     tiny.interrupt(tmp_path, 2, 1)
-    restart()
+    forget_runs()
     model, expected = tiny.model(), tiny.model()
     tiny.fit(model, tmp_path)
     tiny.fit(expected, None)
     tiny.assert_same(model, expected)
 
 
-def test_a_fit_from_the_start_in_the_directory_of_an_earlier_one_is_warned_of(
-    tmp_path: Path, restart: Callable[[], None]
-) -> None:
+def test_a_fit_from_the_start_in_the_directory_of_an_earlier_one_is_warned_of(tmp_path: Path) -> None:
     tiny.fit(tiny.model(), tmp_path, epochs=1)
     model = tiny.model()
     with pytest.warns(RuntimeWarning, match="an earlier fit.. of this process had the backup_dir .* a directory of"):
         tiny.fit(model, tmp_path, epochs=1)
-    assert shared(resume_mode.Runs).fits == {str(tmp_path): 2}
+    assert runs_in(str(tmp_path)).last.number == 1
 
 
-def test_a_finished_fit_leaves_the_random_states_to_what_follows(tmp_path: Path, restart: Callable[[], None]) -> None:
+def test_a_finished_fit_leaves_the_random_states_to_what_follows(tmp_path: Path) -> None:
     class Draws(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             np.random.rand(), keras.random.uniform(())
@@ -169,7 +144,7 @@ def test_a_finished_fit_leaves_the_random_states_to_what_follows(tmp_path: Path,
         return np.random.rand(), float(keras.random.uniform(()))
 
     first = follow()
-    restart()
+    forget_runs()
     assert follow() == first
 
 
@@ -216,10 +191,10 @@ def two_phases(
     return model, backup
 
 
-def test_a_finished_fit_leaves_its_pydataset_as_it_did(tmp_path: Path, restart: Callable[[], None]) -> None:
+def test_a_finished_fit_leaves_its_pydataset_as_it_did(tmp_path: Path) -> None:
     with pytest.raises(tiny.Stop):
         two_phases(tmp_path, (1, 2))
-    restart()
+    forget_runs()
     resumed, (backup,) = two_phases(tmp_path, None)
     expected, _ = two_phases(None, None)
     assert backup.restored.verdict == "exact"
@@ -228,13 +203,11 @@ def test_a_finished_fit_leaves_its_pydataset_as_it_did(tmp_path: Path, restart: 
 
 @pytest.mark.in_gate(1)
 @pytest.mark.parametrize("stop", [(0, 0), (0, 3), (1, 2)])
-def test_a_dataset_of_a_finished_fit_has_the_order_that_it_had(
-    tmp_path: Path, restart: Callable[[], None], stop: tuple[int, int]
-) -> None:
+def test_a_dataset_of_a_finished_fit_has_the_order_that_it_had(tmp_path: Path, stop: tuple[int, int]) -> None:
     """As in TensorFlow's tutorial on transfer learning; killed before the first backup of the second fit, too."""
     with pytest.raises(tiny.Stop):
         two_phases(tmp_path, stop, make=tiny.shuffled)
-    restart()
+    forget_runs()
     resumed, (backup,) = two_phases(tmp_path, None, make=tiny.shuffled)
     expected, _ = two_phases(None, None, make=tiny.shuffled)
     assert (backup.restored and backup.restored.verdict) == (None if stop == (0, 0) else "exact")
@@ -252,37 +225,35 @@ def loop_and_phase(directory: Path | None, stop: tuple[int, int] | None) -> Any:
     return model
 
 
-def test_the_passes_of_a_finished_loop_are_counted_once(tmp_path: Path, restart: Callable[[], None]) -> None:
+def test_the_passes_of_a_finished_loop_are_counted_once(tmp_path: Path) -> None:
     with pytest.raises(tiny.Stop):
         loop_and_phase(tmp_path, (0, 0))  # before its first backup
-    restart()
+    forget_runs()
     tiny.assert_same(loop_and_phase(tmp_path, None), loop_and_phase(None, None))
 
 
 @pytest.mark.chaos
-def test_an_order_that_cannot_be_had_again_is_warned_of(tmp_path: Path, restart: Callable[[], None]) -> None:
+def test_an_order_that_cannot_be_had_again_is_warned_of(tmp_path: Path) -> None:
     def cached() -> tf.data.Dataset:
         rows = tf.data.Dataset.from_tensor_slices(tiny.data())
         return rows.shuffle(tiny.ROWS, seed=3).cache().shuffle(tiny.ROWS, seed=4).batch(tiny.BATCH)
 
     with pytest.raises(tiny.Stop):
         two_phases(tmp_path, (0, 0), make=cached)
-    restart()
+    forget_runs()
     with pytest.warns(RuntimeWarning, match="a finished fit.. had read the dataset that this one reads"):
         two_phases(tmp_path, None, make=cached)
 
 
 @pytest.mark.chaos
-def test_what_a_finished_fit_could_not_save_is_a_condition_of_the_next_one(
-    tmp_path: Path, restart: Callable[[], None]
-) -> None:
+def test_what_a_finished_fit_could_not_save_is_a_condition_of_the_next_one(tmp_path: Path) -> None:
     def callback() -> keras.callbacks.Callback:
         numbers = (number for number in range(100))
         return keras.callbacks.LambdaCallback(on_train_begin=lambda logs: next(numbers))
 
     with pytest.raises(tiny.Stop):
         two_phases(tmp_path, (1, 2), callback())
-    restart()
+    forget_runs()
     _, (backup,) = two_phases(tmp_path, None, callback())
     assert backup.restored.verdict == "exact"  # it is only advanced before the first step
 
@@ -298,7 +269,7 @@ def test_what_a_finished_fit_could_not_save_is_a_condition_of_the_next_one(
     directory = tmp_path / "advances"
     with pytest.raises(tiny.Stop):
         two_phases(directory, (1, 2), Advances())
-    restart()
+    forget_runs()
     _, (backup,) = two_phases(directory, None, Advances())
     (condition,) = backup.restored.conditions
     assert condition.startswith("nothing depends on what the earlier fit(), which is finished, could not save (")
@@ -337,17 +308,15 @@ def loop(directory: Path | None, stop: tuple[int, int] | None, callback: keras.c
     return model
 
 
-def test_state_that_an_earlier_fit_of_a_loop_has_changed_is_restored(
-    tmp_path: Path, restart: Callable[[], None]
-) -> None:
+def test_state_that_an_earlier_fit_of_a_loop_has_changed_is_restored(tmp_path: Path) -> None:
     for stop in ((2, 3), (4, 3)):
         with pytest.raises(tiny.Stop):
             loop(tmp_path, stop, EarlyRates())
-        restart()
+        forget_runs()
     tiny.assert_same(loop(tmp_path, None, EarlyRates()), loop(None, None, EarlyRates()))
 
 
-def test_what_an_earlier_fit_of_a_loop_could_not_save_is_named(tmp_path: Path, restart: Callable[[], None]) -> None:
+def test_what_an_earlier_fit_of_a_loop_could_not_save_is_named(tmp_path: Path) -> None:
     class Advances(keras.callbacks.Callback):
         def __init__(self) -> None:
             super().__init__()
@@ -359,6 +328,6 @@ def test_what_an_earlier_fit_of_a_loop_could_not_save_is_named(tmp_path: Path, r
 
     with pytest.raises(tiny.Stop):
         loop(tmp_path, (3, 3), Advances())
-    restart()
+    forget_runs()
     with pytest.warns(RuntimeWarning, match="not exact: the state of the callback Advances is not restored: rates"):
         loop(tmp_path, None, Advances())

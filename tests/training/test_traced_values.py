@@ -15,9 +15,7 @@ import sklearn.utils
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.process import shared
-from keras_dist_callbacks.training import resume_mode
-from tests.support import tiny
+from tests.support import forget_runs, tiny
 
 
 class Scaled(keras.Model):
@@ -158,8 +156,7 @@ def test_a_value_that_an_earlier_fit_has_traced_and_the_script_changed_is_a_cond
 
     with pytest.raises(tiny.Stop):
         fits((1, 2))
-    monkeypatch.setattr(shared(resume_mode.Runs), "ended", {})  # as in a new process
-    monkeypatch.setattr(shared(resume_mode.Runs), "trained", set())
+    forget_runs()  # as in a new process
     _, callback = fits()
     assert callback.restored is not None
     assert [("scale" in condition) for condition in callback.restored.conditions] == [True] * is_read

@@ -16,7 +16,8 @@ import re
 import types
 import uuid
 import warnings
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,6 +111,37 @@ class Node(NamedTuple):
     kind: str
     token: tuple[Any, ...]
     is_traced: bool = False
+
+
+def remembered(node: Node) -> Node:
+    """Returns a node that keeps nothing alive but a number or text: its value is a weak reference or an identity."""
+    slot = None if node.slot is None else node.slot._replace(owner=None)
+    token = ("own_state",) if node.kind == "own_state" else node.token  # which may hold all of the state
+    try:
+        value = node.value if node.kind == "value" else weakref.ref(node.value)
+    except TypeError:  # a list or dict; one that has its address later, at the same path, has taken its place
+        value = id(node.value)
+    return node._replace(slot=slot, value=value, token=token)
+
+
+def recalled(nodes: Mapping[str, Node], now: Mapping[str, Node]) -> dict[str, Node]:
+    """Returns nodes that `remembered` has returned, with the objects that are still there.
+
+    Args:
+        nodes: By path.
+        now: What is there.
+    """
+    objects, found = {id(node.value): node.value for node in now.values()}, {}
+    for path, node in nodes.items():
+        slot, value, present, holder = node.slot, node.value, now.get(path), now.get(parent_of(path)[0])
+        if node.kind != "value":
+            value = value() if isinstance(value, weakref.ref) else objects.get(value)
+        if slot is not None and present is not None:
+            slot = present.slot
+        elif slot is not None:
+            slot = slot._replace(owner=holder.value) if holder is not None and slot.kind == "attribute" else None
+        found[path] = node._replace(slot=slot, value=value)
+    return found
 
 
 def join(path: str, *segments: object) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,7 +16,7 @@ from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.manifest import PYTHON, TRACED
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor
 from keras_dist_callbacks.backups.verdict import group
-from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.process_runs import reference, runs_of
 from keras_dist_callbacks.terminal import first_few
 from keras_dist_callbacks.training.callback_state import is_asserted, listed_callbacks, own_state, walked_callbacks
 from keras_dist_callbacks.training.compiled_model import CompiledModel
@@ -25,7 +24,7 @@ from keras_dist_callbacks.training.user_state import changes, edits, restoring
 from keras_dist_callbacks.training.user_state.findings import edit_conditions, finding, not_restored, set_otherwise
 from keras_dist_callbacks.training.user_state.input_state import InputState
 from keras_dist_callbacks.training.user_state.libraries import is_library
-from keras_dist_callbacks.training.user_state.nodes import parent_of, with_parents, words
+from keras_dist_callbacks.training.user_state.nodes import Node, parent_of, recalled, remembered, with_parents, words
 from keras_dist_callbacks.training.user_state.traced_reads import (
     DRAWN,
     changed_since_traced,
@@ -36,13 +35,6 @@ from keras_dist_callbacks.training.user_state.walk import walk
 from keras_dist_callbacks.training.user_state.walker import Found, Policy, Root
 
 _DESCRIPTION = "description/python"
-
-
-@dataclass
-class _Descriptions(Shared):
-    """By model and backup directory: how its first `fit()` in this process began, which a restart repeats."""
-
-    of_models: WeakKeyDictionary[Any, dict[str, dict[str, Any]]] = field(default_factory=WeakKeyDictionary)
 
 
 class UserState:
@@ -73,16 +65,17 @@ class UserState:
         self.input = InputState(fit, self._policy(), self._callbacks)
         self._start = Found()
         self._start = self._walk()
-        starts = vars(fit.model).setdefault(_STARTS, {})  # not as an attribute, which Keras would track
-        self._start_before: Found | None = starts.get(directory)
-        starts[directory] = self._start
+        self._runs = runs_of(fit.model)
+        self._changed_before = self._runs.changed.get(directory, {})
+        self._changed: dict[str, Node] = {}
+        self._runs.changed[directory] = self._changed
         layers = {p: node.value for p, node in self._start.nodes.items() if library_state.can_adapt(node.value)}
         self._adapted = {path: library_state.adapted(layer) for path, layer in layers.items()}
         names = [name for name, c in self._callbacks.items() if not is_library(type(c).__module__)]
         is_loaded = vars(fit.model).get("_kdc_origin") is not None  # from a checkpoint, with its variables
         described = edits.describe(self._start, self.input.start, names, is_loaded=is_loaded)
-        first = shared(_Descriptions).of_models.setdefault(fit.model, {}).setdefault(directory, described)
-        self._description = edits.with_first(described, first)
+        first = self._runs.descriptions.setdefault(directory, described)
+        self._description = edits.with_first(described, first)  # a restart begins with the first fit again
         self._tensor = SharedArray(np.frombuffer(json.dumps(self._description).encode(), np.uint8))
         self.conditions: list[str] = []
         self.lost: list[str] = []
@@ -92,8 +85,7 @@ class UserState:
         self._function, self._trace_count = self._first_trace
         self._traced: list[changes.Changes] = []  # as of each trace of the train function in use
         self._last_trace = Found()
-        known = vars(fit.model).get(_TOKENS, (None, []))
-        self._earlier: list[dict[str, Any]] = list(known[1]) if known[0] is self._function else []
+        self._earlier = self._traces()
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
         """Returns what has changed since the start, as topics and tensors of a snapshot."""
@@ -119,13 +111,15 @@ class UserState:
         own = (node.value for node in now.nodes.values() if node.kind == "variable")
         self.variable_keys = {variables.key(c) for variable in own for c in variables.components(variable)}
         tensors = {**found.tensors, _DESCRIPTION: self._tensor}
-        if not self._traced:
-            return ({PYTHON: found.records} if found.records else {}), tensors
-        last, since = self._traced[-1], changes.changes_between(*self._since_trace(now))
-        # What has the value of the start again, and had another one when it was traced, is put back after the trace.
-        records = {**{path: since.records[path] for path in last.records.keys() & since.records}, **found.records}
-        tensors = {**since.tensors, **last.tensors, **tensors}
-        return {TRACED: last.records, **({PYTHON: records} if records else {})}, tensors
+        records, topics = found.records, {}
+        if self._traced:
+            last, since = self._traced[-1], changes.changes_between(*self._since_trace(now))
+            topics[TRACED] = last.records
+            # What has its first value again, and had another one when it was traced, is put back after the trace.
+            records = {**{path: since.records[path] for path in last.records.keys() & since.records}, **records}
+            tensors = {**since.tensors, **last.tensors, **tensors}
+        self._note_changed(records)
+        return {**topics, **({PYTHON: records} if records else {})}, tensors
 
     def note_earlier_fit(self, saved: Collection[str]) -> None:
         """Compares what a backup holds with the start of the first fit of this process, if this is a later one.
@@ -133,13 +127,19 @@ class UserState:
         Args:
             saved: The paths of what it holds.
         """
-        before = self._start_before
-        if before is None or not saved:
-            return
-        holders = {path if path in before.nodes else parent_of(path)[0] for path in saved}
-        nodes = {path: node for path, node in self._start.nodes.items() if holders.isdisjoint(with_parents(path))}
-        nodes.update({p: node for p, node in before.nodes.items() if not holders.isdisjoint(with_parents(p))})
-        self._start.nodes = nodes
+        before, now = self._changed_before, self._start.nodes
+        holders = _holders(saved, before) & before.keys()
+        if holders:
+            nodes = {path: node for path, node in now.items() if holders.isdisjoint(with_parents(path))}
+            self._start.nodes = {**nodes, **recalled(_below(holders, before), now)}
+        self._note_changed(saved)
+
+    def _note_changed(self, paths: Collection[str]) -> None:
+        """Keeps how what a backup holds was at the start, for a later fit of this process."""
+        holders = _holders(paths, self._start.nodes) - self._changed.keys()
+        if holders:
+            changed = _below(holders, self._start.nodes)
+            self._changed.update({path: remembered(node) for path, node in changed.items()})
 
     @property
     def has_set_states(self) -> bool:
@@ -271,7 +271,8 @@ class UserState:
             self._traced = []
         self._function, self._trace_count = model.train_function, graphs.trace_count(model)
         self._last_trace = self._walk(only_traced=True)
-        _remember_trace(model, self._last_trace)
+        digests = _digests(self._last_trace.nodes, self._last_trace.nodes)
+        self._runs.traced = reference(self._function), (*self._traces(), digests)
         found = changes.changes_between(self._start, self._last_trace, "traced")
         self._traced.append(found)
 
@@ -356,12 +357,16 @@ class UserState:
         """Values that the step read when it was traced in an earlier `fit()`, and that are others now."""
         if self._fit.model.run_eagerly or not graphs.traces(self._fit.model):
             return []
-        traced = {path: node for path, node in now.nodes.items() if node.is_traced}
-        then = self._earlier or [{path: node.token for path, node in self._start.nodes.items()}]
-        unlike = [
-            path for path, node in traced.items() if any(tokens.get(path, node.token) != node.token for tokens in then)
-        ]
+        traced = [path for path, node in now.nodes.items() if node.is_traced]
+        then = self._earlier or [_digests(traced, self._start.nodes)]
+        found = _digests(traced, now.nodes)
+        unlike = [path for path in traced if any(known.get(path, found[path]) != found[path] for known in then)]
         return [path for path in unlike if may_be_traced(path, now)]
+
+    def _traces(self) -> tuple[dict[str, str], ...]:
+        """Returns what the traces of the train function, those of earlier fits included, may have read."""
+        function, traces = self._runs.traced
+        return traces if self._function is not None and function() is self._function else ()
 
 
 def _roots_of(fit: RunningFit, callbacks: Mapping[str, Any], *, compiled: bool) -> dict[str, Root]:
@@ -396,13 +401,14 @@ def is_called(path: str, now: Found) -> bool:
     return extends_library or name in now.names or "getattr" in now.names
 
 
-_STARTS = "_kdc_starts_of_fits"
-_TOKENS = "_kdc_tokens_of_traces"
+def _holders(paths: Collection[str], nodes: Mapping[str, Node]) -> set[str]:
+    """Returns what holds the values at paths: of what is not among nodes, what is above."""
+    return {path if path in nodes else parent_of(path)[0] for path in paths}
 
 
-def _remember_trace(model: Any, found: Found) -> None:
-    """Keeps what a step may have read, for a later `fit()` of the same model."""
-    function, tokens = vars(model).get(_TOKENS, (None, []))
-    tokens = tokens if function is model.train_function else []
-    tokens.append({path: node.token for path, node in found.nodes.items()})
-    vars(model)[_TOKENS] = (model.train_function, tokens)  # not as an attribute, which Keras would track
+def _digests(paths: Iterable[str], nodes: Mapping[str, Node]) -> dict[str, str]:
+    return {path: changes.digest_of(nodes[path]) for path in paths if path in nodes}
+
+
+def _below(holders: set[str], nodes: Mapping[str, Node]) -> dict[str, Node]:
+    return {path: node for path, node in nodes.items() if not holders.isdisjoint(with_parents(path))}
