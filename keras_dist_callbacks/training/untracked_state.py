@@ -50,7 +50,7 @@ class UntrackedState:
         self.facts = Fingerprint(fit, user.directory)
         self._of_submodels = model_parts.steps_of_submodels(fit.model)
         self._unknown: list[str] = []
-        self._unused_keys: set[int] | None = None
+        self._settled: set[int] | None = None
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
         """Returns the topics and tensors of a snapshot."""
@@ -173,11 +173,11 @@ class UntrackedState:
         return key in variables.variable_set(self._fit.model).keys and key not in variables.global_seed_keys()
 
     def _not_saved(self) -> list[str]:
-        """Variables that training may change and that Keras does not list; searched when they all exist."""
-        unused = self._unused()
-        if self._unused_keys != unused:
-            self._unused_keys = unused
-            found = variables.untracked_variables(self._fit.model, self._step.keys | unused)
+        """Variables that training may change and that nothing else has found; searched when they all exist."""
+        settled = self._unused() | self._user.variable_keys
+        if self._settled != settled:
+            self._settled = settled
+            found = variables.untracked_variables(self._fit.model, self._step.keys | settled)
             new = {name for name, _ in found}.difference(self._unknown)
             self._unknown = sorted({*self._unknown, *new})
             if new and self._warn:

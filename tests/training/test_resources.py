@@ -75,6 +75,54 @@ def resumed(directory: Path, make: Callable[[], keras.Model], callbacks: Callabl
     return model, callback.restored
 
 
+class Holder(tf.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted = tf.Variable(0.0, trainable=False)
+
+
+def with_counters() -> keras.Model:
+    """A model with variables that Keras does not list and that no step uses."""
+    built = tiny.model()
+    built.counted, built.held = tf.Variable(0.0, trainable=False), Holder()
+    built.layers[0].lists = {"a": [tf.Variable(0.0, trainable=False)]}
+    return built
+
+
+def counters(model: keras.Model) -> list[Any]:
+    return [model.counted, model.held.counted, model.layers[0].lists["a"][0]]
+
+
+class CountsThere(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        for counter in counters(self.model):
+            counter.assign_add(1.0)
+
+
+def test_variables_of_a_model_that_only_a_callback_changes_are_restored(tmp_path: Path) -> None:
+    model, restored = resumed(tmp_path, with_counters, lambda: [CountsThere()])
+    assert [float(counter) for counter in counters(model)] == [3 * tiny.STEPS] * 3
+    assert restored.verdict == "exact"
+
+
+class AppliesAnother(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.another.iterations.assign_add(1)
+
+
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+def test_an_optimizer_of_a_model_that_only_a_callback_uses_is_named(tmp_path: Path) -> None:
+    def with_another() -> keras.Model:
+        built = tiny.model()
+        built.another = keras.optimizers.SGD(name="another")
+        built.another.build(built.trainable_variables)
+        return built
+
+    with pytest.warns(RuntimeWarning, match="are not saved .another/iteration"):
+        _, restored = resumed(tmp_path, with_another, lambda: [AppliesAnother()])
+    assert "variables that are neither in model.variables nor in model.optimizer are not saved" in restored.notes[0]
+
+
 class Refreshes(keras.callbacks.Callback):
     """Changes a table at the end of each epoch."""
 
