@@ -75,6 +75,7 @@ class RunsOf:
         traced: The train function, and of each of its traces what it may have read: digests by path.
         rates: The learning rates at the first fit.
         descriptions: How the first fit began, as text.
+        architecture: How it was compiled when its JSON was taken last, and that as tensors.
         changed: How what the last fit has changed was when the first one began.
     """
 
@@ -83,6 +84,7 @@ class RunsOf:
     traced: tuple[Callable[[], Any], tuple[dict[str, str], ...]] = (reference(None), ())
     rates: dict[str, dict[str, float]] = field(default_factory=dict)
     descriptions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    architecture: tuple[Callable[[], Any], dict[str, Any] | None] = (reference(None), None)
     changed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 

@@ -6,10 +6,8 @@ import importlib
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -20,25 +18,18 @@ from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine import select_backup
 from keras_dist_callbacks.errors import ConfigError, KdcError
-from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.process_runs import reference, runs_of
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.training import loading
 
 
-@dataclass
-class _Models(Shared):
-    """By model: how it was compiled, and its JSON."""
-
-    known: WeakKeyDictionary[Any, tuple[Any, dict[str, SharedTensor]]] = field(default_factory=WeakKeyDictionary)
-
-
 def architecture_tensor(model: Any) -> dict[str, SharedTensor]:
     """Returns the model's JSON as bytes; nothing where Keras has none. Asked for once for each `compile()`."""
-    compiled, found = shared(_Models).known.get(model, (None, None))
-    if found is None or compiled is not compilation(model):
+    compiled, found = runs_of(model).architecture
+    if found is None or compiled() is not compilation(model):
         text = as_json(model)
         found = {} if text is None else {ARCHITECTURE: SharedArray(np.frombuffer(text.encode(), np.uint8))}
-        shared(_Models).known[model] = compilation(model), found
+        runs_of(model).architecture = reference(compilation(model)), found
     return found
 
 
