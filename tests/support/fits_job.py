@@ -105,6 +105,7 @@ class Program:
 
     def __init__(self, directory: Path, script: Script, kill: int | None, only: int | None, *, backs_up: bool) -> None:
         self.directory, self.script, self.kill, self.only, self.backs_up = directory, script, kill, only, backs_up
+        self.strategy = kdc.make_strategy()
         self.model: Any = None
         self.callbacks: dict[str, Any] = {}
 
@@ -120,11 +121,12 @@ class Program:
         script = self.script
         if script.seed in ("own", "same"):
             keras.utils.set_random_seed(number if script.seed == "own" else 7)
-        if self.model is None or script.model == "new":
-            self.model = model_of(script, number)
-        is_compiled = getattr(self.model, "optimizer", None) is not None
-        if not is_compiled or len(set(script.rates)) > 1:
-            self.model.compile(keras.optimizers.Adam(script.rates[number]), "mse")
+        with self.strategy.scope():
+            if self.model is None or script.model == "new":
+                self.model = model_of(script, number)
+            is_compiled = getattr(self.model, "optimizer", None) is not None
+            if not is_compiled or len(set(script.rates)) > 1:
+                self.model.compile(keras.optimizers.Adam(script.rates[number]), "mse")
         epochs = {"initial_epoch": number, "epochs": number + 1} if script.epochs else {"epochs": 2}
         kill = [KillAt(epoch=number if script.epochs else 1, batch=2)] if number == self.kill else []
         x, y = data(script, number)
@@ -146,11 +148,12 @@ class Program:
     def note(self, number: int, history: Any) -> None:
         result = {
             "weights": [weight.tolist() for weight in self.model.get_weights()],
-            "steps": int(self.model.optimizer.iterations),
-            "tag": float(self.model.layers[0].held),
+            "steps": int(keras.ops.convert_to_numpy(self.model.optimizer.iterations)),
+            "tag": float(keras.ops.convert_to_numpy(self.model.layers[0].held)),
             "epochs": list(history.epoch),
         }
-        (self.directory / f"result-{number}.json").write_text(json.dumps(result))
+        if kdc.advanced.Cluster.detect().is_chief:
+            (self.directory / f"result-{number}.json").write_text(json.dumps(result))
 
 
 def main() -> None:

@@ -22,12 +22,12 @@ FULL_STEPS = {False: 12, True: 8}  # with all rows, or those of a fold
 pytestmark = [pytest.mark.process, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def run(directory: Path, name: str, *attempts: tuple[str, ...]) -> tuple[list[int | None], list[str]]:
+def run(directory: Path, name: str, *attempts: tuple[str, ...], workers: int = 1) -> tuple[list[int | None], list[str]]:
     """Exit codes and logs of one process after the other."""
     directory.mkdir(exist_ok=True)
     command = [sys.executable, str(SUPPORT / "fits_job.py"), str(directory), name]
     codes, logs = [], []
-    with worker_processes(command, 1, directory / "logs", grace=5.0) as cluster:
+    with worker_processes(command, workers, directory / "logs", grace=5.0) as cluster:
         for options in attempts:
             cluster.start(options)
             codes += cluster.wait(SECONDS)
@@ -87,6 +87,19 @@ def test_a_script_that_is_killed_in_one_of_its_fits(tmp_path: Path, plain: Any, 
     if script.seed is not None:
         last = range(FITS) if script.model == "new" else [FITS - 1]  # of one model, earlier fits have later weights
         assert {n: results(tmp_path)[n]["weights"] for n in last} == {n: plain(name)[n]["weights"] for n in last}
+
+
+@pytest.mark.chaos
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", ["epochs", "phases", "folds that are skipped, seeded each"])
+def test_a_script_of_two_workers_that_is_killed_in_its_second_fit(tmp_path: Path, name: str) -> None:
+    assert run(tmp_path / "plain", name, ("--plain",), workers=2)[0] == [0, 0]
+    codes, _ = run(tmp_path / "killed", name, ("--kill", "1"), workers=2)
+    assert KILLED in codes
+    codes, (log,) = run(tmp_path / "killed", name, (), workers=2)
+    assert codes == [0, 0], log
+    assert log.count("Resumed from") >= 1
+    assert results(tmp_path / "killed")[FITS - 1] == results(tmp_path / "plain")[FITS - 1]
 
 
 @pytest.mark.in_gate(1)
