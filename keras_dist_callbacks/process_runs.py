@@ -97,7 +97,7 @@ class ProcessRuns(Shared):
         models: By model.
         passes: By stage that reshuffles in each pass, how often it was read.
         skipped: Likewise, how often a `fit()` that was finished before the process started had read it.
-        conditions: On what the results of later fits depend, because an earlier one was skipped or is finished.
+        findings: On what the results of later fits depend, because an earlier one was skipped or is finished.
         numbers: Distinguish the messages of one run from another's.
         rehearsed: How many fits were rehearsed.
     """
@@ -106,7 +106,7 @@ class ProcessRuns(Shared):
     models: MutableMapping[Any, RunsOf] = field(default_factory=WeakKeyDictionary)
     passes: MutableMapping[Any, int] = field(default_factory=WeakKeyDictionary)
     skipped: MutableMapping[Any, int] = field(default_factory=WeakKeyDictionary)
-    conditions: dict[str, None] = field(default_factory=dict)
+    findings: dict[Any, None] = field(default_factory=dict)
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     rehearsed: int = 0
 

@@ -68,7 +68,7 @@ def test_the_readme_shows_the_line_that_a_resume_prints() -> None:
     generation, sequence, epoch, batch, step = map(int, re.findall(r"\d+", shown))
     commit, lines = commit_name(generation, sequence, "0123456789ab"), list[str]()
     position = Position("within", epoch - 1, batch, step)
-    found = restored.agree_on_all("runs/backup", commit, position, (), (), Cluster())
+    found = restored.agree_on_all("runs/backup", commit, position, (), Cluster())
     restored.announce(found, lines.append, warns=True)
     assert lines == [shown]
 

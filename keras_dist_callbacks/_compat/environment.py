@@ -78,15 +78,14 @@ def switches() -> dict[str, str]:
     }
 
 
-def changes_in_training(start: Mapping[str, str]) -> list[str]:
-    """Switches that differ from a description of the start, a sentence each.
+def changes_in_training(start: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Switches that differ from a description of the start, as a finding's code and detail.
 
     Args:
         start: What `describe` has returned then.
     """
     now = switches()
-    changed = [name for name in _SWITCHED if now.get(name) != start.get(name)]
-    return [f"training has changed {_NAMES[name]}, which is not restored" for name in changed]
+    return [("switch", _NAMES[name]) for name in _SWITCHED if now.get(name) != start.get(name)]
 
 
 def unordered_sums(replicas: int, in_step: Sequence[str]) -> list[str]:
@@ -105,27 +104,23 @@ def unordered_sums(replicas: int, in_step: Sequence[str]) -> list[str]:
     return [*found, *(in_step if _threads()[0] > 1 else ())]
 
 
-def differences(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Returns why another environment computes other bits, and on what it depends whether it does.
+def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Returns what differs between two environments, as a finding's code and detail.
 
     Args:
         before: Of the run that wrote the backup; empty if it is not known.
         now: Of this process.
-
-    Returns:
-        Reasons why training is not exact, and conditions under which it is.
     """
-    reasons, conditions = [], []
-    for name in dict.fromkeys([*before, *now]) if before else ():
-        was, is_now = before.get(name, "not set"), now.get(name, "not set")
-        if was == is_now:
-            continue
-        what = _NAMES.get(name, f"the environment variable {name}")
-        if name in _ONLY_PYTHON:
-            conditions.append(f"{what}, which was {was} and is {is_now} now, does not affect the user's Python code")
-        else:
-            reasons.append(f"{what} changed from {was} to {is_now}, which may change the last bits of results")
-    return reasons, conditions
+    return [
+        (
+            "python-version" if name in _ONLY_PYTHON else "environment",
+            _NAMES.get(name, f"the environment variable {name}"),
+            before.get(name, "not set"),
+            now.get(name, "not set"),
+        )
+        for name in dict.fromkeys([*before, *now])
+        if before and before.get(name) != now.get(name)
+    ]
 
 
 def _threads() -> tuple[int, int]:

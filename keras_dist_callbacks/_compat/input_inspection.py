@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,21 @@ _ADAPTERS = {
 }
 
 
+class PythonCode(NamedTuple):
+    """Python code of an input.
+
+    Attributes:
+        name: What users call it.
+        is_dataset: It is a PyDataset.
+        is_ahead: It may run while states are put back, or in no fixed order: a plain generator's thread draws
+            meanwhile, of parallel calls no one orders the draws, a cache is filled again in a later epoch.
+    """
+
+    name: str
+    is_dataset: bool = False
+    is_ahead: bool = False
+
+
 @dataclass(frozen=True)
 class InputInspection:
     """What a resume must know of an input in addition to its position.
@@ -29,16 +44,15 @@ class InputInspection:
         reads: Those that they only read.
         cached: Those whose values a cache has taken over in its first pass.
         python: Python code in it, by what users call it.
-        unordered: Why two uninterrupted runs differ, one sentence each.
-        unread: What could not be looked into, each to be read after "exact if".
+        found: Why two uninterrupted runs differ, and what could not be looked into: codes of findings, and what fills
+            their sentences.
     """
 
     variables: tuple[graphs.Resource, ...] = ()
     reads: tuple[graphs.Resource, ...] = ()
     cached: tuple[graphs.Resource, ...] = ()
-    python: tuple[str, ...] = ()
-    unordered: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()
+    python: tuple[PythonCode, ...] = ()
+    found: tuple[tuple[str, ...], ...] = ()
 
 
 def inspect_dataset(dataset: Any, adapter: Any = None, source: Any = None) -> InputInspection:
@@ -54,23 +68,21 @@ def inspect_dataset(dataset: Any, adapter: Any = None, source: Any = None) -> In
         return InputInspection()
     if kind in _ADAPTERS:
         name = "" if kind == "GeneratorDataAdapter" or source is None else f" {type(source).__name__}"
-        return InputInspection(python=(_ADAPTERS[kind] + name + _parallel_reads(source),))
+        parallel = _parallel_reads(source)
+        is_ahead = bool(parallel) or kind in ("GeneratorDataAdapter", "GrainDatasetAdapter")
+        code = PythonCode(_ADAPTERS[kind] + name + parallel, kind == "PyDatasetAdapter", is_ahead)
+        return InputInspection(python=(code,))
     if not hasattr(pipeline.original(dataset), "_inputs"):
-        return InputInspection(python=("the function of the distributed dataset",))
+        return InputInspection(python=(PythonCode("the function of the distributed dataset"),))
     stages = list({id(stage): stage for stage in pipeline.stages(pipeline.original(dataset))}.values())
     variables = graphs.distinct(r for stage in stages for r in pipeline.written(stage))
     changed = {variable.key for variable in variables}
     reads = [r for r in graphs.distinct(r for s in stages for r in pipeline.captured(s)) if r.key not in changed]
-    open_orders, unread = _loose_orders(dataset, stages)
-    of_services, unasked = _services(stages)
-    unordered = [*open_orders, *of_services, *_shared_draws(stages), *_races(dataset, stages, variables)]
-    unordered += [*_early_ends(dataset), *_tables(stages)]
+    found = [*_loose_orders(dataset, stages), *_services(stages), *_shared_draws(stages)]
+    found += [*_races(dataset, stages, variables), *_early_ends(dataset), *_tables(stages)]
     cached = [r for r in pipeline.cached_reads(dataset) if r.key not in changed]
     python = tuple(_python(stages, dataset))
-    return InputInspection(
-        *(tuple(variables), tuple(reads), tuple(cached), python),
-        *(tuple(dict.fromkeys(unordered)), tuple(dict.fromkeys([*unread, *unasked]))),
-    )
+    return InputInspection(tuple(variables), tuple(reads), tuple(cached), python, tuple(dict.fromkeys(found)))
 
 
 def passes_differ(dataset: Any) -> bool:
@@ -81,7 +93,7 @@ def passes_differ(dataset: Any) -> bool:
     if any(found.random or found.writes for found in functions):
         return True
     hidden = inspect_dataset(dataset)
-    return bool(hidden.python or hidden.unordered or hidden.unread or hidden.reads)
+    return bool(hidden.python or hidden.found or hidden.reads)
 
 
 def inspect_source(source: Any) -> InputInspection:
@@ -92,9 +104,11 @@ def inspect_source(source: Any) -> InputInspection:
     if static.is_a(source, tf.data.Dataset):
         return inspect_dataset(source)
     if static.is_a(source, keras.utils.PyDataset):
-        return InputInspection(python=(f"the PyDataset {type(source).__name__}{_parallel_reads(source)}",))
+        parallel = _parallel_reads(source)
+        name = f"the PyDataset {type(source).__name__}{parallel}"
+        return InputInspection(python=(PythonCode(name, is_dataset=True, is_ahead=bool(parallel)),))
     if static.has(source, "__next__"):
-        return InputInspection(python=("the Python generator",))
+        return InputInspection(python=(PythonCode("the Python generator", is_ahead=True),))
     return InputInspection()
 
 
@@ -110,53 +124,47 @@ def _parallel_reads(source: Any) -> str:
     return f" (read in parallel: workers={workers}{', use_multiprocessing=True' if processes else ''})"
 
 
-def _python(stages: list[Any], dataset: Any) -> Iterator[str]:
+def _python(stages: list[Any], dataset: Any) -> Iterator[PythonCode]:
     found = [stage for stage in stages if any(part.python for part in pipeline.function_operations(stage))]
     if not found:
         return
     generator = "FlatMap" in type(found[0]).__name__ and "Generator" in "".join(pipeline.function_stages(found[0]))
     name = "Dataset.from_generator" if generator else "a function in Dataset.map"
+    is_ahead = True
     if len(found) > 1:  # each may be read by a thread of its own
         name += " and of other stages (perhaps in parallel)"
     elif _is_parallel(found[0]):
         name += " (called in parallel)"
-    yield name + " before a cache()" * any(pipeline.is_before_a_cache(stage, dataset) for stage in found)
+    else:
+        is_ahead = False
+    if any(pipeline.is_before_a_cache(stage, dataset) for stage in found):
+        name, is_ahead = f"{name} before a cache()", True
+    yield PythonCode(name, is_ahead=is_ahead)
 
 
-def _loose_orders(dataset: Any, stages: list[Any]) -> tuple[list[str], list[str]]:
-    """Returns whose order is left open, a sentence each, and of whom that could not be read."""
-    loose, unread = _options_say_loose(pipeline.original(dataset)), []
-    open_orders: list[str] = []
+def _loose_orders(dataset: Any, stages: list[Any]) -> Iterator[tuple[str, ...]]:
+    """Whose order is left open, and of whom that could not be read."""
+    loose = _options_say_loose(pipeline.original(dataset))
     for stage in stages:
         found = pipeline.orders(stage, loose=loose)
         if found is None:
-            unread.append(
-                f"the input's {_public_name(stage)} was not given deterministic=False (its data are too large)"
-            )
-        open_orders += [_call(op) for op, is_fixed in found or () if not is_fixed]
-    sentences = [
-        f"the input's {name} with deterministic=False yields its elements in an order that differs from run to run; "
-        "remove deterministic=False"
-        for name in dict.fromkeys(open_orders)
-    ]
-    return sentences, unread
+            yield "loose-order-unread", _public_name(stage)
+        for op, is_fixed in found or ():
+            if not is_fixed:
+                yield "loose-order", _call(op)
 
 
-def _shared_draws(stages: list[Any]) -> Iterator[str]:
+def _shared_draws(stages: list[Any]) -> Iterator[tuple[str, ...]]:
     """Parallel calls that draw; where operations are deterministic, tf.data makes them one after the other."""
     parallel = [] if rng.is_deterministic() else [stage for stage in stages if _is_parallel(stage)]
     for stage in parallel:
         for found in pipeline.function_operations(stage):
             if found.random or found.writes:
                 what = found.random[0] if found.random else "a random layer or a variable"
-                yield (
-                    f"parallel calls of the input's {_public_name(stage)} share a random state ({what}), so that two "
-                    "runs draw different numbers; remove its num_parallel_calls, or call "
-                    "tf.config.experimental.enable_op_determinism()"
-                )
+                yield "parallel-draws", _public_name(stage), what
 
 
-def _races(dataset: Any, stages: list[Any], variables: list[graphs.Resource]) -> Iterator[str]:
+def _races(dataset: Any, stages: list[Any], variables: list[graphs.Resource]) -> Iterator[tuple[str, ...]]:
     """Variables that two threads of the pipeline use: some of their stages lie before an asynchronous one."""
     whole = pipeline.original(dataset)
     occurrences = list(pipeline.occurrences(whole))
@@ -165,51 +173,39 @@ def _races(dataset: Any, stages: list[Any], variables: list[graphs.Resource]) ->
         keyed = {id(s) for s in stages if variable.key in {r.key for r in pipeline.captured(s)}}
         users = [path for path, stage in occurrences if id(stage) in keyed]
         if any(0 < sum(user[: len(path)] == path and user != path for user in users) < len(users) for path in ahead):
-            yield (
-                f"two parts of the input run in parallel and both draw from {variable.name}, so that two runs differ; "
-                "give each part its own random layer or generator"
-            )
+            yield "racing-parts", variable.name
 
 
-def _early_ends(dataset: Any) -> Iterator[str]:
+def _early_ends(dataset: Any) -> Iterator[tuple[str, ...]]:
     """A part that draws in the course of a pass is read ahead and left early: how far it came was a matter of time."""
     whole = pipeline.original(dataset)
     ahead = [path for path, stage in pipeline.occurrences(whole) if pipeline.reads_ahead(stage, whole)]
     late = pipeline.mid_pass_draw_paths(dataset)
     for end, stage in pipeline.early_termination_paths(dataset):
         if any(place[: len(path)] == path and path[: len(end)] == end for place in late for path in ahead):
-            yield (
-                f"the input's {_public_name(stage)} ends a pass while the stages before it already draw the next "
-                "order, so that two runs differ; move it before the stage that repeats or joins shuffled data, or add "
-                "prefetch after it"
-            )
+            yield "early-end", _public_name(stage)
 
 
-def _services(stages: list[Any]) -> tuple[list[str], list[str]]:
-    """Returns the tf.data services with several workers, a sentence each, and those that could not be asked."""
-    unordered, unasked = [], []
+def _services(stages: list[Any]) -> Iterator[tuple[str, ...]]:
+    """The tf.data services with several workers, and those that could not be asked."""
     for stage in stages:
         if pipeline.kind_of(stage) != "DataService":
             continue
         address = _text(stage._address)
         workers = data_service.worker_count(address) if _text(stage._protocol) == "grpc" else None
         if workers is None:
-            unasked.append(f"the tf.data service at {address}, which could not be asked, has a single worker")
+            yield "service-not-asked", address
         elif workers > 1:
-            unordered.append(
-                f"the tf.data service at {address} has {workers} workers, and which one's element comes first differs "
-                "from run to run; use one worker"
-            )
-    return unordered, unasked
+            yield "service-workers", address, str(workers)
 
 
 def _text(tensor: Any) -> str:
     return str(tensor.numpy().decode(errors="replace"))
 
 
-def _tables(stages: list[Any]) -> Iterator[str]:
+def _tables(stages: list[Any]) -> Iterator[tuple[str, ...]]:
     if any(found.tables for stage in stages for found in pipeline.function_operations(stage)):
-        yield "the input changes a lookup table, which cannot be saved; fill tables before training"
+        yield ("input-table",)
 
 
 def _is_parallel(stage: Any) -> bool:

@@ -8,20 +8,21 @@ manifest that makes no sense is damage, for whoever reads it, before anything of
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 
-from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups.codec import tensor_bytes
 from keras_dist_callbacks.backups.names import blob_generation
 from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, Format, checked
-from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, VARIABLE, Manifest
+from keras_dist_callbacks.backups.snapshot import JSON, VARIABLE, Manifest
 from keras_dist_callbacks.errors import DamagedBackupError, KdcError
 
 CALLBACK = "callback:"
 """The prefix of a callback's name."""
-USER_STATE = verdict.USER_STATE
+USER_STATE = "user"
+"""The topic that a loop's backup has and a fit's has not: the user's own state."""
 ENVIRONMENT = "environment"
 """The topic with the worker's numerical environment: versions, processors, switches."""
 PYTHON = "python_state"
@@ -41,10 +42,8 @@ TOPICS = frozenset(
     [
         *("rng", "rng_at_epoch", "rng_before_epoch", "rng_at_input", "fit", "num_batches", "first_epoch"),
         *("num_validations", "shares_input", "is_finalized", "stop_training", "logs", "metric_variables"),
-        *("input", "input_variables", "order", "untracked_variables", "epochs_by_count", LOCAL_STATE_DROPPED),
+        *("input", "input_variables", "order", "untracked_variables", "epochs_by_count"),
         *(PYTHON, TRACED, INPUT_PYTHON, ENVIRONMENT, COMPILED, OPTIMIZED, USER_STATE),
-        *(verdict.LOST, verdict.UNTRACKED_INPUT, verdict.RANDOM_OPERATIONS, verdict.NOT_SAVED),
-        *(verdict.CONDITIONS, verdict.EARLIER_RESUMES, verdict.CALLBACKS_NOT_CALLED),
     ]
 )
 
@@ -55,12 +54,6 @@ class _RandomStates(TypedDict):
     tensorflow: dict[str, JSON]
 
 
-class _UntrackedInput(TypedDict):
-    python: list[str]
-    unordered: list[str]
-    unseeded: NotRequired[list[verdict.Unseeded]]
-
-
 class _Order(TypedDict):
     seed: Annotated[int, msgspec.Meta(ge=0)]
     epoch: int
@@ -69,20 +62,18 @@ class _Order(TypedDict):
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(("rng_at_epoch", "rng_before_epoch", "rng_at_input"), _RandomStates | None),
     **dict.fromkeys((PYTHON, TRACED, INPUT_PYTHON, ENVIRONMENT), dict[str, JSON] | None),
-    **dict.fromkeys(("metric_variables", verdict.NOT_SAVED, verdict.LOST, verdict.CONDITIONS), list[str]),
-    **dict.fromkeys((verdict.EARLIER_RESUMES, verdict.CALLBACKS_NOT_CALLED), list[str]),
+    "metric_variables": list[str],
     **dict.fromkeys(("first_epoch", "num_validations"), int),
-    **dict.fromkeys(("is_finalized", "stop_training", LOCAL_STATE_DROPPED, COMPILED), bool),
+    **dict.fromkeys(("is_finalized", "stop_training", COMPILED), bool),
     **dict.fromkeys(("fit", "logs"), dict[str, JSON]),
-    **dict.fromkeys((verdict.RANDOM_OPERATIONS, "input_variables", "untracked_variables"), list[JSON]),
+    **dict.fromkeys(("input_variables", "untracked_variables"), list[JSON]),
     "rng": _RandomStates,
     "shares_input": bool | None,
     "epochs_by_count": list[list[int]],
     OPTIMIZED: list[int],
-    verdict.UNTRACKED_INPUT: _UntrackedInput,
     "order": _Order,
 }
-_ALWAYS = ("rng", "metric_variables", verdict.NOT_SAVED, verdict.UNTRACKED_INPUT)
+_ALWAYS = ("rng", "metric_variables", findings.SAVED + "input")
 _OF_FIT = ("first_epoch", "num_batches", "num_validations", "stop_training")
 _WITHIN_FIT = ("rng_at_epoch", "logs")
 
@@ -137,7 +128,8 @@ def _check_values(manifest: Manifest, where: str) -> None:
     for number, record in enumerate(manifest.workers):
         for topic, value in record.state.items():
             if value is not None or not number:  # see `WorkerRecord`
-                checked(value, _KINDS.get(topic, JSON), f"{where}: the topic {topic!r}")
+                kind = findings.SAVED_LIST if topic.startswith(findings.SAVED) else _KINDS.get(topic, JSON)
+                checked(value, kind, f"{where}: the topic {topic!r}")
     chief = manifest.workers[0].state
     of_fit = () if USER_STATE in chief else _OF_FIT
     within = _WITHIN_FIT if of_fit and manifest.position.kind == "within" else ()
@@ -158,5 +150,5 @@ def check_topics(manifest: Manifest, where: str) -> None:
         raise DamagedBackupError(f"{where}: batch {position.batch} {position.kind} is not a place to resume from")
     for topic, value in (item for record in manifest.workers for item in record.state.items()):
         is_none = value is None and topic in manifest.workers[0].tensors  # see `WorkerRecord`
-        if not topic.startswith(CALLBACK) and topic not in TOPICS and not is_none:
+        if not topic.startswith((CALLBACK, findings.SAVED)) and topic not in TOPICS and not is_none:
             raise DamagedBackupError(f"{where}: the topic {topic!r} is unknown")

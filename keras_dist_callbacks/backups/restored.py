@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.snapshot import Position
-
-NOT_IN_CHECKPOINTS = "callbacks, random states and the position in the data are not restored"
+from keras_dist_callbacks.backups.verdict import Verdict, Word
 
 
 @dataclass(frozen=True)
@@ -18,8 +17,8 @@ class Restored:
         path: The backup's directory, or the checkpoint; without credentials.
         epoch: Number of finished epochs, which is also the index of the epoch to continue with.
         step: Batches trained until then.
-        notes: Why the continuation is not exact, one sentence each; empty if it is.
-        conditions: What could not be inspected: it is exact if these hold; empty if everything was seen.
+        findings: Why the continuation is not exact, or on what that depends, as data: `code`, `subject`, `detail`,
+            and the `message` that they make.
         position: Of a backup, where it was taken: also the `batch` in that epoch. None for a checkpoint.
         commit: Of a backup, its name in the directory. Empty for a checkpoint.
         is_skipped: Only weights were restored, because a later `fit()` of the script saved the backup.
@@ -28,16 +27,25 @@ class Restored:
     path: str
     epoch: int
     step: int
-    notes: tuple[str, ...]
-    conditions: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
     position: Position | None = None
     commit: str = ""
     is_skipped: bool = False
 
     @property
-    def verdict(self) -> verdict.Verdict:
+    def verdict(self) -> Word:
         """`"exact"`, `"exact if"` or `"not exact"`."""
-        return verdict.verdict_of(self.notes, self.conditions)
+        return Verdict(self.findings).word
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why the continuation is not exact, one sentence each; empty if it is."""
+        return Verdict(self.findings).reasons
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """What could not be inspected: it is exact if these hold; empty if everything was seen."""
+        return Verdict(self.findings).conditions
 
     @property
     def initial_epoch(self) -> int:

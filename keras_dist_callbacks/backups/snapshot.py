@@ -21,9 +21,6 @@ JSON = Any
 
 Short = Annotated[str, msgspec.Meta(max_length=40)]
 
-LOCAL_STATE_DROPPED = "local_state_dropped"
-"""The topic that says that a worker's local tensors were too large to be saved."""
-
 VARIABLE = "variable"
 """The prefix of a variable's name, which ends with `@` and the replica's number."""
 

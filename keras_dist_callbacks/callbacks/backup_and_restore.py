@@ -15,6 +15,7 @@ import keras
 from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import multi_worker, strategies
 from keras_dist_callbacks._compat import running_fit as seam
+from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -215,8 +216,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         self._session = session
         if saved is not None:
             self._prepared = prepare_callbacks([c for c in callbacks if c is not self], saved)
-            for note in self._prepared.notes:
-                warn(note)
+            for text in findings.sentences(self._prepared.found):
+                warn(text)
 
     def _facts(self, fit: seam.RunningFit, callbacks: list[Any]) -> dict[str, str]:
         """Returns what every worker of a cluster must have been given alike."""

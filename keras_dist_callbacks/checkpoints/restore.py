@@ -13,7 +13,8 @@ import xxhash
 
 from keras_dist_callbacks import static, validation
 from keras_dist_callbacks._compat import keras_in_use
-from keras_dist_callbacks.backups.restored import NOT_IN_CHECKPOINTS, Restored
+from keras_dist_callbacks.backups.findings import Finding
+from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.backups.retention import Mode
 from keras_dist_callbacks.checkpoints import files, foreign, retention
 from keras_dist_callbacks.checkpoints.foreign import ForeignCheckpoint
@@ -31,7 +32,7 @@ from keras_dist_callbacks.terminal import first_few, say, warn
 
 _TAG = "make_or_restore_model"
 _ADOPTING = "make_or_restore_model, adopting"
-_NEW_OPTIMIZER = "the optimizer starts from its initial state"
+_NEW_OPTIMIZER = Finding("new-optimizer").message
 _TIMEOUT = 1800.0  # seconds that workers wait while another one downloads
 
 if TYPE_CHECKING:
@@ -244,7 +245,8 @@ def restored_from(model: Any) -> Restored | None:
 
 
 def _restored(path: str, epoch: int, step: int, weights_only: bool) -> Restored:
-    return Restored(path, epoch, step, notes=(NOT_IN_CHECKPOINTS, *([_NEW_OPTIMIZER] if weights_only else [])))
+    codes = ("checkpoint", "new-optimizer") if weights_only else ("checkpoint",)
+    return Restored(path, epoch, step, tuple(map(Finding, codes)))
 
 
 def _restored_in_words(weights_only: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -172,8 +173,7 @@ def commit_row(entry: Entry, before: Collection[BlobInfo]) -> CommitRow:
     if manifest is None:
         return row
     created = created_at(manifest)
-    reasons, conditions = _verdict_of_manifest(manifest)
-    outcome = verdict.verdict_of(reasons, conditions)
+    outcome = _verdict_of_manifest(manifest)
     known = frozenset(before)
     return dataclasses.replace(
         row,
@@ -184,10 +184,10 @@ def commit_row(entry: Entry, before: Collection[BlobInfo]) -> CommitRow:
         age_seconds=None if created is None else time.time() - created,
         bytes=sum(blob.size for blob in manifest.blobs),
         new_bytes=sum(blob.size for blob in manifest.blobs if blob not in known),
-        exact=outcome == "exact",
-        verdict=outcome,
-        inexact_reasons=reasons,
-        conditions=conditions,
+        exact=outcome.word == "exact",
+        verdict=outcome.word,
+        inexact_reasons=outcome.reasons,
+        conditions=outcome.conditions,
     )
 
 
@@ -198,17 +198,11 @@ def checkpoint_row(checkpoint: Checkpoint, standing: Standing) -> CheckpointRow:
     return row
 
 
-def _verdict_of_manifest(manifest: Manifest) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _verdict_of_manifest(manifest: Manifest) -> verdict.Verdict:
     """Why no continuation of a commit can be exact, and on what it depends; another run may change more."""
-    unchanged = {"seed": "unknown", "replicas": 1, **manifest.info}
-    reasons: list[str] = []
-    conditions: list[str] = []
-    for worker in range(len(manifest.workers)):
-        saved = WorkerState(manifest.position, {}, manifest.complete_record(worker).state, manifest.info)
-        found = verdict.inexact_reasons(saved, unchanged)
-        reasons += [reason.replace("this worker's", f"worker {worker}'s") for reason in found]
-        conditions += verdict.conditions(saved)
-    return tuple(dict.fromkeys(reasons)), tuple(dict.fromkeys(conditions))
+    states = (manifest.complete_record(worker).state for worker in range(len(manifest.workers)))
+    held = (verdict.found_in(WorkerState(manifest.position, {}, state, manifest.info)) for state in states)
+    return verdict.Verdict(tuple(dict.fromkeys(itertools.chain.from_iterable(held))))
 
 
 def show_listing(page: Page, listing: DirectoryListing) -> None:

@@ -22,10 +22,11 @@ import msgspec
 import numpy as np
 import xxhash
 
+from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups.codec import Fingerprint, dtype_of, fingerprints, raw_bytes
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.snapshot import (
     JSON,
-    LOCAL_STATE_DROPPED,
     VARIABLE,
     SharedArray,
     Snapshot,
@@ -175,7 +176,7 @@ class WorkerStateExchange:
         messaging.publish(self._key(save, worker, "taken"), b"", self.timeout)
         state = {**dict.fromkeys(none), **head.state}
         if len(tensors) < len(differing):
-            state[LOCAL_STATE_DROPPED] = True
+            state[f"{findings.SAVED}engine"] = findings.to_json([Finding("local-state", f"worker {worker}")])
         held = {name: SharedArray(array) for name, array in tensors.items()}
         return LocalState(held, {name: theirs[name] for name in held}, state)
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from keras_dist_callbacks._compat import model_parts, pipeline, replay, rng, variables
 from keras_dist_callbacks._compat.input_inspection import inspect_source
-from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups import findings, verdict
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.inputs import order
@@ -17,43 +18,24 @@ from keras_dist_callbacks.inputs.sources import is_stateless
 from keras_dist_callbacks.inputs.unseeded import Orders
 from keras_dist_callbacks.inputs.variables import InputVariables
 
-_AROUND = (
-    "your loop gives each step the same batch as before: it did not take its batches from Checkpointer.batches() or "
-    "Checkpointer.iterator()"
-)
-
-_NOT_AT_BATCH = (
-    "your loop begins the interrupted epoch at checkpointer.batch, after the steps that were trained, and neither "
-    "draws random numbers nor changes anything before; take its steps from Checkpointer.batches(), which sees to both"
-)
-
-_TWICE = (
-    "the loop had called batches() or iterator() more than once in the interrupted epoch, and a resume goes on in the "
-    "first of them; zip the datasets, or call save() between epochs"
-)
-
-_UNCOUNTED = (
-    "your loop itself resumes at the right batch: it did not call Checkpointer.step() after the batches that it trained"
-)
-
 
 class LoopInput:
     """The inputs of one loop, an epoch after the other.
 
     Args:
         trained: What the loop trains.
-        tell: Is given what cannot be restored, one sentence each.
+        tell: Is given what cannot be restored.
         is_alone: Whether there is one worker only.
     """
 
-    def __init__(self, trained: Any, tell: Callable[[list[str]], None], *, is_alone: bool = True) -> None:
+    def __init__(self, trained: Any, tell: Callable[[list[Finding]], None], *, is_alone: bool = True) -> None:
         self._trained, self._report, self._is_alone = trained, tell, is_alone
         self._state: InputVariables | None = None
         self._dataset: Any = None
         self._read: Any = None  # as the loop gives it, and with orders of its own
         self._ordered: Any = None
         self._seed: int | None = None
-        self._unseeded: list[verdict.Unseeded] = []
+        self._unseeded: list[Finding] = []
         self._rng_at_epoch: JSON = None
         self._past = 0
         self._resumed: WorkerState | None = None
@@ -69,8 +51,8 @@ class LoopInput:
         """The loop continues from a backup."""
         self._past, self._resumed, self._iterations = saved.position.epoch, saved, self._optimizer_iterations()
         self._seed = order.seed_of(saved)
-        unseen = saved.state.get(verdict.CONDITIONS, ())
-        self._around, self._uncounted = _AROUND in unseen, _UNCOUNTED in unseen
+        codes = {found.code for found in verdict.found_in(saved, ["input"])}
+        self._around, self._uncounted = "loop-batches" in codes, "loop-uncounted" in codes
         epoch, before = saved.position.epoch, saved.position.step - saved.position.batch
         self._longest = math.ceil(before / epoch) if epoch else 0
 
@@ -197,28 +179,31 @@ class LoopInput:
         Args:
             within: It is taken within an epoch.
         """
-        twice = [_TWICE] if within and self.is_given_again else []
         topics: dict[str, JSON] = {
             **({} if self._seed is None else {order.TOPIC: {"seed": self._seed, "epoch": 0}}),
             "rng_at_epoch": self._rng_at_epoch,
-            verdict.UNTRACKED_INPUT: {"python": [], "unordered": twice},
-            verdict.CONDITIONS: self._conditions() + ([_NOT_AT_BATCH] if within and self.is_around else []),
+            f"{findings.SAVED}input": findings.to_json(self._found(within=within)),
         }
         if self._state is None:
             return topics, {}
         state, held = self._state.capture()
-        topics.update(state)
-        topics[verdict.UNTRACKED_INPUT] = {
-            "python": [] if is_stateless(self._read) else list(self._state.hidden.python),
-            "unordered": [*self._state.hidden.unordered, *self._state.shared(self._trains), *twice],
-            "unseeded": [list(found) for found in self._unseeded],
-        }
-        return topics, held
+        return {**topics, **state}, held
 
-    def _conditions(self) -> list[str]:
-        own = [_AROUND] if self.takes_own_batches else []
-        own += [] if self._state is None else self._state.hidden.unread
-        return own + ([_UNCOUNTED] if self._uncounted or self.has_trained_uncounted() else [])
+    def _found(self, *, within: bool) -> list[Finding]:
+        found = [Finding("loop-batches")] if self.takes_own_batches else []
+        if self._uncounted or self.has_trained_uncounted():
+            found.append(Finding("loop-uncounted"))
+        if within and self.is_around:
+            found.append(Finding("loop-begins"))
+        if within and self.is_given_again:
+            found.append(Finding("loop-twice"))
+        if self._state is None:
+            return found
+        python = () if is_stateless(self._read) else self._state.hidden.python
+        found += [
+            Finding("input-code-ahead" if code.is_ahead else "input-code", detail=(code.name,)) for code in python
+        ]
+        return [*found, *findings.made(self._state.hidden.found), *self._state.shared(self._trains), *self._unseeded]
 
     def _trains(self, key: int) -> bool:
         return key in variables.variable_set(self._trained).keys and key not in variables.global_seed_keys()

@@ -8,16 +8,11 @@ import numpy as np
 
 from keras_dist_callbacks._compat import array_order, rng, running_fit
 from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
-from keras_dist_callbacks.backups.verdict import VALIDATION, Unseeded
 from keras_dist_callbacks.inputs.unseeded import Orders
 
 TOPIC = "order"
-_NOW_SEEDED = (
-    "the interrupted run had no global seed, and this one has, so that fit() reads its input in another order; do not "
-    "call keras.utils.set_random_seed to resume this run"
-)
-_NOW_FIXED = "the order of the interrupted run's input had no seed, and now it has one or needs none; resume without it"
 
 
 def seed_of(saved: WorkerState | None) -> int | None:
@@ -50,7 +45,7 @@ class InputOrder:
     def __init__(self, fit: RunningFit, *, is_addressed: bool) -> None:
         self._fit = fit
         self._of_data = Orders(fit.pipeline, "input", "epoch" if is_addressed else None)
-        self._of_validation = Orders(fit.validation_source, VALIDATION)
+        self._of_validation = Orders(fit.validation_source, "validation data")
         self._is_of_arrays = array_order.is_unseeded(fit)
         self._seed: int | None = None
         self._epoch = 0
@@ -67,7 +62,7 @@ class InputOrder:
         return self._of_data.are_own or self._of_validation.are_own
 
     @property
-    def unseeded(self) -> list[Unseeded]:
+    def unseeded(self) -> list[Finding]:
         """What of the input is drawn again after a restart."""
         return [*self._of_data.named, *self._of_validation.named]
 
@@ -91,13 +86,13 @@ class InputOrder:
         self._epoch = epoch
         self._set_pass(epoch)
 
-    def restore(self, saved: WorkerState) -> list[str]:
+    def restore(self, saved: WorkerState) -> list[Finding]:
         """The pass that was interrupted is read next; returns why its order differs, if it does."""
         topic = saved.state.get(TOPIC)
         if topic is None:
             return []
         if self._seed is None:
-            return [_NOW_FIXED if rng.global_seed() is None else _NOW_SEEDED]
+            return [Finding("order-fixed-now" if rng.global_seed() is None else "order-seeded-now")]
         self.begin_pass(int(topic["epoch"]))
         return []
 

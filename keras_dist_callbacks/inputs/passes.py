@@ -12,6 +12,7 @@ import numpy as np
 
 from keras_dist_callbacks._compat import pass_seeds, pipeline, replay
 from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor, WorkerState
 from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.process_runs import ProcessRuns
@@ -20,14 +21,6 @@ from keras_dist_callbacks.terminal import warn
 _BY_COUNT = "epochs_by_count"  # [first, end, batches] of runs of epochs whose iterator did not reach its end
 _PASSES = "input/passes"
 _SEEDS = "input/seeds_of_first_pass/"
-_OTHER_SEEDS = (
-    "the {} in this run begin at another pass, or with another seed, than in the interrupted run: were they read "
-    "before fit() in one of the runs only? Read them as often as then, or build the dataset again before fit()"
-)
-NOT_COMPARED = "the {} were read before fit() as often as in the interrupted run, which was not compared ({})"
-_TOO_LARGE = f"shuffle buffers of more than {pass_seeds.LARGEST_BUFFERS:,} elements"
-_MIXED = "not each of their shuffles has a seed"
-HIDDEN = "under a strategy, iterators do not show their seeds"
 
 
 class DatasetPasses:
@@ -90,8 +83,8 @@ class DatasetPasses:
         for stage in pipeline.seeded_reshuffles(self._fit.data):
             counts[stage] = counts.get(stage, 0) + count
 
-    def compare(self, saved: WorkerState, *, addressed: bool) -> list[str]:
-        """Returns why the orders of passes differ from those of the interrupted run, one sentence each.
+    def compare(self, saved: WorkerState, *, addressed: bool) -> list[Finding]:
+        """Returns that the orders of passes differ from those of the interrupted run, if they do.
 
         Args:
             saved: Its backup.
@@ -104,11 +97,7 @@ class DatasetPasses:
         now, self._before = self._before, then
         if addressed or now == self._before or not saved.position.step:
             return []
-        return [
-            f"this dataset object shuffles again each time, and had been read {_times(self._before)} before the "
-            f"interrupted run, but {_times(now)} before this one; build the dataset again before each fit(), or use "
-            "EpochDataset"
-        ]
+        return [Finding("passes-counted", detail=(_times(self._before), _times(now)))]
 
     def continue_from(self, saved: WorkerState) -> None:
         """The run continues in this process."""
@@ -158,14 +147,15 @@ class FirstPass:
         seeded = pipeline.seeded_reshuffles(dataset) if hasattr(dataset, "_inputs") else []
         is_mixed = bool(seeded) and len(seeded) < len(pipeline.reshuffling_stages(dataset))
         is_too_large = bool(seeded) and pass_seeds.has_too_large_buffers(dataset)
-        why = HIDDEN if has_strategy else _MIXED if is_mixed else _TOO_LARGE
+        why = "hidden" if has_strategy else "mixed" if is_mixed else "large"
         self._name = name
         self._looks = bool(seeded) and not has_strategy and not is_mixed and not is_too_large
         self._seeds: list[int] | None = None
         self._saved: list[int] | None = None
         self._is_known = False
-        self.conditions = [NOT_COMPARED.format(name, why)] if seeded and not self._looks else []
-        """What was not looked at, to be read after "exact if"."""
+        largest = f"{pass_seeds.LARGEST_BUFFERS:,}"
+        self.unseen = [Finding(f"first-pass-{why}", name, (largest,))] if seeded and not self._looks else []
+        """That it was not looked at, if so."""
 
     def begun(self, iterator: Any) -> None:
         """The dataset's next iterator was made, and nothing is read of it yet."""
@@ -192,14 +182,14 @@ class FirstPass:
         self.resume(saved)
         self._seeds, self._is_known = self._saved, self._saved is not None
 
-    def difference(self) -> list[str]:
+    def difference(self) -> list[Finding]:
         """Returns that it was another pass, if it was; known once the pass has begun.
 
         Where files hold what an earlier pass has read, fewer shuffles begin, and nothing is compared.
         """
         then, now = self._saved, self._seeds
         is_other = then is not None and now is not None and len(then) == len(now) and then != now
-        return [_OTHER_SEEDS.format(self._name)] if is_other else []
+        return [Finding("first-pass", self._name)] if is_other else []
 
     def capture(self) -> dict[str, SharedTensor]:
         """Returns the tensors of a snapshot."""

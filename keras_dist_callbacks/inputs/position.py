@@ -15,10 +15,11 @@ import tensorflow as tf
 
 from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import input_inspection, pass_seeds, pipeline, replay, rng
+from keras_dist_callbacks._compat.input_inspection import PythonCode
 from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks.backups.findings import Finding, made
 from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor, WorkerState
-from keras_dist_callbacks.backups.verdict import BECAUSE
 from keras_dist_callbacks.inputs.order import InputOrder
 from keras_dist_callbacks.inputs.passes import DatasetPasses, FirstPass
 from keras_dist_callbacks.inputs.sources import is_stateless, stateful_source_of
@@ -27,20 +28,6 @@ from keras_dist_callbacks.terminal import reading
 
 _TOPIC = "input"
 _EPOCH_ENDS = "input/epoch_end/"
-# Keras finds the end of such an input by a step without data, which runs in part on some replicas, and not always on
-# the same ones: counters, metrics and slots differ between two uninterrupted runs.
-_UNKNOWN_LENGTH = (
-    "with several replicas, the end of an input of unknown length leaves a step half done, not always in the same way; "
-    "give the input a length (assert_cardinality), or repeat() it and give steps_per_epoch"
-)
-_READ_BEFORE = (
-    "under a strategy, Keras builds the model with a batch of the PyDataset, and trains in the first epochs what its "
-    "workers have read ahead meanwhile; use workers=1 without use_multiprocessing"
-)
-_BEGUN = (
-    "the input was asked for its position when Keras had read its first batches to learn their types, and its dataset "
-    "or sampler keeps a state of its own; give the dataset no state_dict, or use EpochDataset"
-)
 
 
 class DataPosition:
@@ -125,7 +112,7 @@ class DataPosition:
         """Within fit, before its first batch is asked for."""
         self._first_of_validation.watch(getattr(self._fit.model, "_eval_epoch_iterator", None))
 
-    def restore(self, saved: WorkerState, first: int) -> list[str]:
+    def restore(self, saved: WorkerState, first: int) -> list[Finding]:
         """Puts the input at the beginning of the saved epoch.
 
         Args:
@@ -133,7 +120,7 @@ class DataPosition:
             first: The epoch with which the interrupted run had begun.
 
         Returns:
-            What could not be put back, one sentence each.
+            What could not be put back.
         """
         knows_position = self._source_state is not None and _TOPIC in saved.state
         by_itself = bool(self._addressing) or (knows_position and not self.reshuffles)  # shuffles count the passes
@@ -227,7 +214,7 @@ class DataPosition:
         rng.restore(state, leave=self._moved)
         self._since = state
 
-    def read_again(self) -> list[str]:
+    def read_again(self) -> list[Finding]:
         """The batches that the interrupted run had consumed were read; returns what of them were others."""
         self._note_moved()
         self.hides.restore_read_only()
@@ -236,7 +223,7 @@ class DataPosition:
     def _begun(self, iterator: Any, is_training: bool) -> None:
         (self._first if is_training else self._first_of_validation).begun(iterator)
 
-    def _other_passes(self) -> list[str]:
+    def _other_passes(self) -> list[Finding]:
         return [*self._first.difference(), *self._first_of_validation.difference(), *self.hides.other_files]
 
     def _before_reading(self) -> None:
@@ -252,42 +239,50 @@ class DataPosition:
         if count is not None and self._fit.shuffles_py_dataset and rng.is_shuffle_of(count, since):
             self._moved.discard("python")  # Keras' own shuffle, which is over when the first batch is there
 
-    def topic(self, used_by_training: Callable[[int], bool], doubt: str | None) -> JSON:
-        """Returns what was found in the input, for the snapshot.
+    def found(self, used_by_training: Callable[[int], bool], doubt: str | None) -> list[Finding]:
+        """Returns what the input does not repeat, or may not, for the snapshot.
 
         Args:
             used_by_training: Says of a variable's key whether the model has it or its train step uses it.
             doubt: Why the batches of a PyDataset may be others when an epoch is read again; None if nothing was found.
         """
-        python = self._unsettled()
-        if not self._addressing:
-            # Those that no other thread reads at the same time, by their words.
-            names = [name for name in python if name.startswith("the PyDataset") and "in parallel" not in name]
-            python = [name for name in python if name not in names]
-            python += [f"{name}{BECAUSE}{doubt}" for name in names if doubt is not None]
-        unknown = [_BEGUN] if self._source_state is not None and not self.state else []
-        return {
-            "python": python,
-            "unordered": [*self.reasons, *unknown, *self.hides.shared(used_by_training)],
-            "unseeded": [list(found) for found in self.order.unseeded],
-        }
+        late = [Finding("position-late")] if self._source_state is not None and not self.state else []
+        return [
+            *(finding for code in self._unsettled() for finding in self._of_code(code, doubt)),
+            *self.reasons,
+            *late,
+            *self.hides.shared(used_by_training),
+            *self.order.unseeded,
+            *self.conditions,
+        ]
+
+    def _of_code(self, code: PythonCode, doubt: str | None) -> list[Finding]:
+        if not code.is_dataset or code.is_ahead or self._addressing:
+            return [Finding("input-code-ahead" if code.is_ahead else "input-code", detail=(code.name,))]
+        return [] if doubt is None else [Finding("batches-again", detail=(code.name, doubt))]
 
     @property
-    def reasons(self) -> list[str]:
+    def reasons(self) -> list[Finding]:
         """Why the input of this run cannot be exact."""
-        found = [*self.hides.hidden.unordered, *self.hides.validation.unordered]
+        found = [one for one in self._inspected if one.effect == "lost"]
         replicas = int(self._fit.model.distribute_strategy.num_replicas_in_sync)
         if replicas > 1 and self._fit.has_unknown_length:
-            found.append(_UNKNOWN_LENGTH)
+            found.append(Finding("unknown-length"))
+        if replicas > 1 and self._fit.is_python_generator:
+            found.append(Finding("generator-on-replicas"))
         if self._begins_amiss:
-            found.append(_READ_BEFORE)
+            found.append(Finding("read-ahead-before"))
         return found
 
     @property
-    def conditions(self) -> list[str]:
-        """What of the input could not be looked into, each to be read after "exact if"."""
-        unread = [*self.hides.hidden.unread, *self.hides.validation.unread]
-        return list(dict.fromkeys([*unread, *self._first.conditions, *self._first_of_validation.conditions]))
+    def conditions(self) -> list[Finding]:
+        """What of the input could not be looked into."""
+        unread = [one for one in self._inspected if one.effect == "unknown"]
+        return [*unread, *self._first.unseen, *self._first_of_validation.unseen]
+
+    @property
+    def _inspected(self) -> list[Finding]:
+        return made([*self.hides.hidden.found, *self.hides.validation.found])
 
     @property
     def reshuffles(self) -> bool:
@@ -299,18 +294,19 @@ class DataPosition:
         """Whether it depends on how often the user's dataset object was read before."""
         return isinstance(self._source, tf.data.Dataset) and bool(pipeline.seeded_reshuffles(self._source))
 
-    def _unsettled(self) -> list[str]:
+    def _unsettled(self) -> list[PythonCode]:
         """Python code that is not declared stateless."""
-        found: list[str] = []
+        found: list[PythonCode] = []
         if not (self._source_state and self._source_state.is_all) and not is_stateless(self._source):
             found += self.hides.hidden.python
         found += [
-            f"the function of {type(callback).__name__}"
+            PythonCode(f"the function of {type(callback).__name__}")
             for callback in self._addressing
             if not is_stateless(callback.fn)
         ]
         if not is_stateless(self._validation):
-            found += [f"{name} of the validation data" for name in self.hides.validation.python]
+            of_validation = self.hides.validation.python
+            found += [code._replace(name=f"{code.name} of the validation data") for code in of_validation]
         return list(dict.fromkeys(found))
 
 

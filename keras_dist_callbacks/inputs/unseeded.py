@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
 from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import graphs, pipeline, rng
-from keras_dist_callbacks.backups.verdict import Unseeded, Why
+from keras_dist_callbacks.backups.findings import Finding
 
 LARGEST = 2**28
 """Bytes of rows that are copied into a graph: 100 MB take a second on two cores, and 400 MB of memory meanwhile."""
@@ -34,14 +34,38 @@ _NAMES = {
     **dict.fromkeys(("ShuffleAndRepeatDatasetV2", "ShuffleAndRepeatDataset"), "shuffle_and_repeat"),
     **dict.fromkeys(("ShuffleDatasetV3", "ShuffleDataset"), "Dataset.shuffle"),
 }
+Why = Literal["fixed", "cache", "file", "function", "large", "distributed", "epoch", "loop", "other"]
+"""Why what draws was not given a seed; a finding's code says it."""
+
 _WITHOUT_PARTS = {
     *("Map", "ParallelMap", "Batch", "ParallelBatch", "PaddedBatch", "MapAndBatch", "DenseToRaggedBatch", "Prefetch"),
     *("Repeat", "Shuffle", "ShuffleAndRepeat", "Options", "Cache", "DirectedInterleave", "AssertCardinality"),
     "Unbatch",
 }
 """Stages that leave no element to another dataset: where only these follow, no split shares an order with the rest."""
-_Call = tuple[str, str | None]
-"""What draws, as users call it, and its arguments; None of what takes no seed."""
+
+
+class _Call(NamedTuple):
+    """How users call what draws.
+
+    Attributes:
+        name: Such as "Dataset.shuffle".
+        arguments: As they would be written, without a seed.
+        is_public: It is a call that users write, and not an operation of TensorFlow's.
+    """
+
+    name: str
+    arguments: str = ""
+    is_public: bool = True
+
+    @property
+    def text(self) -> str:
+        """As it is."""
+        return f"{self.name}({self.arguments})" if self.is_public else self.name
+
+    def with_seed(self, seed: str) -> str:
+        """As it should be."""
+        return f"{self.name}({self.arguments}{', ' if self.arguments else ''}seed={seed})"
 
 
 class Orders:
@@ -57,7 +81,7 @@ class Orders:
     """
 
     def __init__(self, dataset: Any, of: str, never: Why | None = None) -> None:
-        self.named: list[Unseeded] = []
+        self.named: list[Finding] = []
         self._dataset, self._of = dataset, of
         self._never = never
         self._graph: Any = None
@@ -153,7 +177,7 @@ class Orders:
 
     def _name_hidden(self, what: str) -> None:
         if rng.global_seed() is None:
-            self._name((what, None), "hidden")
+            self._add("hidden", what)
 
     def _name_in_functions(self, functions: Iterable[Any]) -> None:
         for function in functions:
@@ -163,10 +187,18 @@ class Orders:
             for node in nodes:
                 seeds = [node.attr[name].i for name in ("seed", "seed2") if name in node.attr]
                 if graphs.is_random(node.op) and seeds == [0, 0]:
-                    self._name((f"TensorFlow's {node.op} ({node.name})", None), "numbers")
+                    self._add("numbers", f"TensorFlow's {node.op} ({node.name})")
 
     def _name(self, call: _Call, why: Why) -> None:
-        found = Unseeded(call[0], why, self._of, call[1])
+        if not call.is_public:
+            self._add("operation", call.text)
+        elif why in ("loop", "other"):
+            self._add("", call.text, call.with_seed("1"))
+        else:
+            self._add(why, call.text, call.with_seed("epoch" if why == "epoch" else "1"))
+
+    def _add(self, why: str, *detail: str) -> None:
+        found = Finding(f"unseeded-{why}" if why else "unseeded", self._of, detail)
         if found not in self.named:
             self.named.append(found)
 
@@ -194,15 +226,17 @@ def _call(node: Any, nodes: Mapping[str, Any]) -> _Call:
     if name is not None:
         size = _value_of(node.input[1], nodes)
         is_fixed = not node.attr["reshuffle_each_iteration"].b
-        return name, f"{'...' if size is None else size}{', reshuffle_each_iteration=False' * is_fixed}"
+        size = "..." if size is None else size
+        return _Call(name, f"{size}{', reshuffle_each_iteration=False' * is_fixed}")
     if node.op in _NUMBERS and any("DirectedInterleave" in other.op for other in nodes.values()):
-        return "Dataset.sample_from_datasets", ""
-    return ("Dataset.random", "") if node.op in _NUMBERS else (node.op, None)
+        return _Call("Dataset.sample_from_datasets")
+    return _Call("Dataset.random") if node.op in _NUMBERS else _Call(node.op, is_public=False)
 
 
 def _call_of_stage(stage: Any) -> _Call:
-    kind = pipeline.kind_of(stage)
-    return f"Dataset.{kind.lower()}", str(int(stage._buffer_size)) if kind == "Shuffle" else ""
+    if pipeline.kind_of(stage) != "Shuffle":
+        return _Call(f"Dataset.{pipeline.kind_of(stage).lower()}")
+    return _Call("Dataset.shuffle", str(int(stage._buffer_size)))
 
 
 def _share(graph: Any, captures: Mapping[str, Sequence[Any]]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_dist_callbacks._compat import graphs, pipeline, rng
 from keras_dist_callbacks._compat.input_inspection import InputInspection
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor, WorkerState, strip_counters
 
 TOPIC = "input_variables"
@@ -21,11 +22,6 @@ _RNG = "rng_at_input"
 _FIRST, _START, _NOW = "first", "start", "now"
 _CACHED, _SINCE = "cached", "since"
 _FILES = "files"
-_OTHER_FILES = (
-    "files of a cache() or snapshot() of the input were {} when the pass that is read again began, and are {} now, so "
-    "that another number of draws is made from what is drawn from both before them and beside them; {}, or give each "
-    "stage its own random layer or SeedGenerator"
-)
 
 
 class InputVariables:
@@ -39,7 +35,7 @@ class InputVariables:
         of_validation: The validation data.
 
     Attributes:
-        other_files: Why files of the input make what is read again another input, one sentence, or nothing.
+        other_files: That files of the input make what is read again another input, or nothing.
         hidden: What was found in the training data; of the running epoch's dataset.
         validation: The argument.
     """
@@ -64,7 +60,7 @@ class InputVariables:
         self._changed_meanwhile: set[str] = set()
         self.validation = validation
         self._of_validation = of_validation
-        self.other_files: list[str] = []
+        self.other_files: list[Finding] = []
         self._refresh()
 
     def note_start(self) -> None:
@@ -102,33 +98,28 @@ class InputVariables:
         held |= {_CACHED: self._when_cached, _SINCE: [r.hold() for r in self._cached]}
         return topics, {_name(when, i): value for when, values in held.items() for i, value in enumerate(values)}
 
-    def match_backup(self, saved: WorkerState) -> list[str]:
+    def match_backup(self, saved: WorkerState) -> list[Finding]:
         """Matches a backup with the input, and puts the input where the interrupted run had begun.
 
         Returns:
-            Why it cannot be put back, one sentence, or nothing.
+            What cannot be put back.
         """
         self._refresh()
-        note = self._difference(saved.state.get(TOPIC))
-        if note is None:
+        found = self._difference(saved.state.get(TOPIC))
+        if not found:
             self._saved = saved
             self._assign(_FIRST)
             self.continue_from(saved)
-        return [*([] if note is None else [note]), *self._changed_since_cached(saved)]
+        return [*found, *self._changed_since_cached(saved)]
 
-    def _changed_since_cached(self, saved: WorkerState) -> list[str]:
-        """Returns why a cache cannot be filled again as in the first pass, if a variable has changed since."""
+    def _changed_since_cached(self, saved: WorkerState) -> list[Finding]:
+        """Returns what a cache had kept in the first pass and another one would not, because it has changed since."""
         changed = []
         for number, resource in enumerate(self._cached):
             then, since = (_found(saved.tensors, when, number) for when in (_CACHED, _SINCE))
             if then is not None and since is not None and not np.array_equal(then, since):
-                changed.append(strip_counters(resource.name))
-        if not changed:
-            return []
-        return [
-            f"the cache() of a dataset has kept what the first pass made of {', '.join(changed)}, which has changed "
-            "since, and a resumed run fills the cache again; use the variable after the cache()"
-        ]
+                changed.append(Finding("cached-variable", detail=(strip_counters(resource.name),)))
+        return changed
 
     def continue_from(self, saved: WorkerState) -> None:
         """The next backups hold the same first pass as this one, wherever it was taken."""
@@ -141,7 +132,7 @@ class InputVariables:
     def restore_epoch_start(self) -> None:
         """Before the first batch of the iterator that the interrupted run was reading from."""
         self._refresh()
-        if self._saved is not None and self._difference(self._saved.state.get(TOPIC)) is None:
+        if self._saved is not None and not self._difference(self._saved.state.get(TOPIC)):
             self._assign(_START)
             self.other_files = self._changed_files(self._saved)
             if _RNG in self._saved.state:
@@ -155,12 +146,11 @@ class InputVariables:
         read = [dataset for dataset in (self._dataset, self._of_validation) if hasattr(dataset, "_inputs")]
         return [pipeline.is_kept_whole(stage) for stage in pipeline.draw_before_files(read)]
 
-    def _changed_files(self, saved: WorkerState) -> list[str]:
+    def _changed_files(self, saved: WorkerState) -> list[Finding]:
         for number, now in enumerate(self._files()):
             then = _found(saved.tensors, _FILES, number)
             if then is not None and bool(then) != now:
-                words = ("not complete", "complete", "delete them before a resume")
-                return [_OTHER_FILES.format(*(words if now else ("complete", "not complete", "put them back")))]
+                return [Finding("draws-around-new-files" if now else "draws-around-lost-files")]
         return []
 
     def restore_current(self) -> None:
@@ -177,25 +167,14 @@ class InputVariables:
         """Variables that the input changes: with it, they come to where they belong."""
         return {r.key for r in (*self.hidden.variables, *self.validation.variables)}
 
-    def shared(self, used_by_training: Callable[[int], bool]) -> list[str]:
-        """Returns why variables that both the input and training change cannot be put back, one sentence each."""
+    def shared(self, used_by_training: Callable[[int], bool]) -> list[Finding]:
+        """Returns which variables cannot be put back because both the input and training change them."""
         names = [strip_counters(r.name) for r in self.hidden.variables if used_by_training(r.key)]
-        found = [
-            f"the input and training both draw from {name}, one ahead of the other; give the input its own random "
-            "layer or SeedGenerator"
-            for name in names
-        ]
-        found += [
-            f"training has changed {name} while batches that the input had made with it were waiting, which a resume "
-            "does not repeat; change it between epochs, without steps_per_epoch"
-            for name in sorted(self._changed_meanwhile)
-        ]
+        found = [Finding("shared-variable", detail=(name,)) for name in names]
+        found += [Finding("changed-while-waiting", detail=(name,)) for name in sorted(self._changed_meanwhile)]
         validation = {r.key for r in self.validation.variables}
         if self._iterator_persists and any(r.key in validation for r in self.hidden.variables):
-            found.append(
-                "training and validation data draw from the same random state while the iterator over the training "
-                "data is still open; give each its own random layer"
-            )
+            found.append(Finding("shared-with-validation"))
         return found
 
     def _refresh(self) -> None:
@@ -212,19 +191,16 @@ class InputVariables:
     def _cached(self) -> list[graphs.Resource]:
         return [*self.hidden.cached, *self.validation.cached]
 
-    def _difference(self, wanted: Sequence[Sequence[str]] | None) -> str | None:
+    def _difference(self, wanted: Sequence[Sequence[str]] | None) -> list[Finding]:
         if wanted is None:
-            return None
+            return []
         for number in range(max(len(wanted), len(self._all))):
             then = _spec(*wanted[number]) if number < len(wanted) else "none"
             now = self._all[number] if number < len(self._all) else None
             here = "none" if now is None else _spec(now.name, now.dtype.name)
             if then != here:
-                return (
-                    f"of the variables that the input's functions use, number {number + 1} was {then} in the "
-                    f"interrupted run and is {here} now; none of them was restored"
-                )
-        return None
+                return [Finding("input-variables", detail=(str(number + 1), then, here))]
+        return []
 
     def _assign(self, when: str, only: set[int] | None = None) -> None:
         if self._saved is None:

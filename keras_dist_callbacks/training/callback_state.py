@@ -16,6 +16,7 @@ import numpy as np
 
 from keras_dist_callbacks import static, validation
 from keras_dist_callbacks._compat import keras_callbacks, library_state
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.backups.manifest import CALLBACK
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
@@ -53,11 +54,11 @@ class Preparation:
     Attributes:
         after: To be called after all `on_train_begin`, or when fit() does not get there; takes back what must not
             outlive it. Does nothing when called again.
-        notes: What could not be prepared, one sentence each.
+        found: What could not be prepared.
     """
 
     after: Callable[[], None]
-    notes: tuple[str, ...]
+    found: tuple[Finding, ...]
 
 
 @dataclass
@@ -202,16 +203,18 @@ def prepare_callbacks(callbacks: Iterable[Any], saved: WorkerState) -> Preparati
                     raise _not_accepted(name, error) from error
                 prepared.callback(done[name].after)
         after = prepared.pop_all()
-    return Preparation(after.close, tuple(f"{name}: {p.note}" for name, p in done.items() if p.note))
+    return Preparation(
+        after.close, tuple(Finding("callback-file", name, (p.note,)) for name, p in done.items() if p.note)
+    )
 
 
 def restore_callbacks(
     callbacks: Iterable[Any], state: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]
-) -> list[str]:
+) -> list[Finding]:
     """Gives each callback its state back.
 
     Returns:
-        What did not match, one sentence each: callbacks that are new, and ones that are gone.
+        What did not match: callbacks that are new, and ones that are gone.
 
     Raises:
         BackupMismatchError: A callback does not accept its saved state.
@@ -226,14 +229,8 @@ def restore_callbacks(
             raise _not_accepted(name, error) from error
     new = [name for name, member in members.items() if member.entry is not None and name not in state]
     gone = [name for name in state if name not in members]
-    return [
-        *(
-            f"the callback {n} was not in the interrupted run; it starts without saved state"
-            for n in new
-            if _is_announced(n)
-        ),
-        *(f"the callback {n} of the interrupted run is not in the list now" for n in gone if _is_announced(n)),
-    ]
+    differing = {"callback-new": new, "callback-gone": gone}
+    return [Finding(code, detail=(n,)) for code, names in differing.items() for n in names if _is_announced(n)]
 
 
 def _not_accepted(name: str, error: Exception) -> BackupMismatchError:

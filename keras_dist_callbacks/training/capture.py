@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_dist_callbacks._compat import model_parts, variables
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.json_values import to_json
 from keras_dist_callbacks.backups.manifest import CALLBACK
 from keras_dist_callbacks.backups.snapshot import (
@@ -93,7 +94,7 @@ def jsonable_logs(logs: Mapping[str, Any], tensors: dict[str, SharedTensor]) -> 
     return to_json(_plain_logs(logs), "logs", tensors)
 
 
-def apply_variables(model: Any, saved: WorkerState, cluster: Cluster, *, leave: Collection[int] = ()) -> list[str]:
+def apply_variables(model: Any, saved: WorkerState, cluster: Cluster, *, leave: Collection[int] = ()) -> list[Finding]:
     """Assigns every component of every variable, locally.
 
     Under another number of replicas than the backup was made with, mirrored values stay exact and others are
@@ -106,7 +107,7 @@ def apply_variables(model: Any, saved: WorkerState, cluster: Cluster, *, leave: 
         leave: Keys of variables that are right already.
 
     Returns:
-        What could not be restored exactly, one sentence each.
+        What could not be restored exactly.
 
     Raises:
         BackupMismatchError: The backup is of another model; nothing was assigned.
@@ -157,8 +158,8 @@ def _assign(
                 variables.assign(component, value)
 
 
-def apply_callbacks(callbacks: Iterable[Any], saved: WorkerState) -> list[str]:
-    """Gives all callbacks their state back; returns what did not match, one sentence each."""
+def apply_callbacks(callbacks: Iterable[Any], saved: WorkerState) -> list[Finding]:
+    """Gives all callbacks their state back; returns what did not match."""
     state = {topic.removeprefix(CALLBACK): v for topic, v in saved.state.items() if topic.startswith(CALLBACK)}
     return restore_callbacks(callbacks, state, saved.tensors)
 
@@ -170,7 +171,7 @@ def saved_variables(saved: WorkerState) -> list[str]:
 
 def match_variables(
     current: Mapping[str, Any], saved: WorkerState, metrics: set[str], fresh: Collection[str] = ()
-) -> tuple[dict[str, list[np.ndarray[Any, Any]]], list[str]]:
+) -> tuple[dict[str, list[np.ndarray[Any, Any]]], list[Finding]]:
     """Finds the saved components of each current variable.
 
     Names decide. The order does where they differ only as they do between a model that was built and the same
@@ -202,13 +203,8 @@ def match_variables(
         matched[name] = stored[partner[name]]
         _check_shape(name, variables.components(variable)[0], matched[name][0])
     gone = sorted(stored.keys() - set(partner.values()))
-    notes = [f"metrics that the backup does not hold are not restored ({_some(not_restored)})"] if not_restored else []
-    notes += [f"metrics of the backup are not in the model now ({_some(gone)})"] if gone else []
-    if new:
-        notes.append(
-            f"the optimizer has variables now that the backup does not have ({_some(new)}); they are not restored"
-        )
-    return matched, notes
+    differing = {"metrics-new": not_restored, "metrics-gone": gone, "slots-new": new}
+    return matched, [Finding(code, detail=(name,)) for code, names in differing.items() for name in names]
 
 
 def _new_and_unused(

@@ -12,9 +12,9 @@ from typing import Any
 
 from keras_dist_callbacks._compat import building, environment, graphs, model_parts, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.manifest import OPTIMIZED
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState, strip_counters
-from keras_dist_callbacks.backups.verdict import RANDOM_OPERATIONS
 from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.terminal import first_few
 from keras_dist_callbacks.training.capture import saved_variables
@@ -106,31 +106,27 @@ class CapturedVariables:
         self._optimizers: list[Any] = []
 
     @property
-    def conditions(self) -> list[str]:
-        """What could not be inspected, to be read after "exact if"."""
-        found = [f"the Python function {label} in the train or test step keeps no state" for label in self._python]
+    def found(self) -> list[Finding]:
+        """What the step uses and no backup can hold, and what of it could not be inspected."""
+        found = [Finding("step-operation", detail=(label,)) for label in self._queues]
+        found += [Finding("step-python", detail=(label,)) for label in self._python]
         if graphs.is_opaque(self._model):
-            found.append("the model's own train_function, which cannot be inspected, keeps no state")
+            found.append(Finding("step-opaque"))
         strategy = self._model.distribute_strategy
         unordered = environment.unordered_sums(strategy.num_replicas_in_sync, self._unordered)
-        if unordered:
-            found.append(
-                "TensorFlow adds in the same order in each run, which only "
-                f"tf.config.experimental.enable_op_determinism() guarantees ({', '.join(unordered)})"
-            )
-        return found
+        return found + [Finding("unordered-sums", detail=(what,)) for what in unordered]
 
     @property
-    def lost(self) -> list[str]:
-        """What the step uses and no backup can hold, a sentence each."""
-        return [f"what the operation {label} of the train or test step keeps is not saved" for label in self._queues]
+    def random(self) -> list[Finding]:
+        """Operations of the step that keep a random state in their kernel."""
+        return [Finding("step-random", detail=(label,)) for label in self._random]
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
         """Returns the topics and tensors of a snapshot."""
         self._inspect()
         specs: list[JSON] = [[r.name, r.dtype.name] for r in self._found]
         held: dict[str, SharedTensor] = {f"{_TENSOR}/{i}": r.hold() for i, r in enumerate(self._found)}
-        topics: dict[str, JSON] = {TOPIC: specs, RANDOM_OPERATIONS: self._random}
+        topics: dict[str, JSON] = {TOPIC: specs}
         if self._model.run_eagerly and self._model.optimizer is not None:
             places = building.weights_of_partial_slots(self._model)
             topics.update({OPTIMIZED: places} if places else {})
@@ -148,11 +144,11 @@ class CapturedVariables:
         self._inspect()
         return {resource.key for resource in self._found}
 
-    def restore(self, saved: WorkerState) -> list[str]:
+    def restore(self, saved: WorkerState) -> list[Finding]:
         """Finds the same variables in this process and assigns them; all or none.
 
         Returns:
-            Why that was not possible, one sentence, or nothing.
+            That this was not possible, or nothing.
         """
         wanted = saved.state.get(TOPIC) or []
         notes = self._restore_hidden(wanted, saved.tensors) if wanted else []
@@ -160,7 +156,7 @@ class CapturedVariables:
             self._model.make_train_function(force=True)  # what was traced holds the values from before the restore
         return notes
 
-    def _restore_hidden(self, wanted: list[JSON], tensors: Mapping[str, Any]) -> list[str]:
+    def _restore_hidden(self, wanted: list[JSON], tensors: Mapping[str, Any]) -> list[Finding]:
         traced = self._model.run_eagerly or graphs.traces(self._model) or graphs.trace(self._fit)
         if not traced:
             return [_lost(wanted, "the train step cannot be traced")]
@@ -237,9 +233,8 @@ def set_owned(model: Any, saved: WorkerState) -> list[str]:
     return left
 
 
-def _lost(wanted: list[JSON], why: str) -> str:
-    names = ", ".join(first_few([str(name) for name, _ in wanted]))
-    return f"variables that the train step uses and Keras does not list ({names}) are not restored: {why}"
+def _lost(wanted: list[JSON], why: str) -> Finding:
+    return Finding("step-variables", detail=(", ".join(first_few([str(name) for name, _ in wanted])), why))
 
 
 def _first_difference(wanted: list[JSON], found: list[graphs.Resource], tensors: Mapping[str, Any]) -> str | None:

@@ -14,6 +14,8 @@ from keras_dist_callbacks import static, validation
 from keras_dist_callbacks._compat import environment, model_parts, rng, variables
 from keras_dist_callbacks._compat.traced_functions import TracedFunctions
 from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups.findings import SAVED, Finding, made, sentences
+from keras_dist_callbacks.backups.findings import to_json as to_saved
 from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.backups.manifest import ENVIRONMENT
 from keras_dist_callbacks.backups.restored import Restored
@@ -146,7 +148,7 @@ class Checkpointer(NotCopyable):
         tell = functools.partial(self._say, level=logging.WARNING)
         self._shutdown = ShutdownController(shutdown, self._engine, self._cluster, name, tell, runs)
         self._environment = environment.describe()
-        self._earlier_resumes: list[str] = []
+        self._earlier: list[Finding] = []
         self._facts = {"save_freq": repr(save_freq), "save_before_preemption": str(shutdown.save_before_preemption)}
 
     def restore(self) -> bool:
@@ -383,24 +385,23 @@ class Checkpointer(NotCopyable):
                 self._shutdown.close()
 
     def _apply(self, commit: str, saved: WorkerState, now: Mapping[str, JSON]) -> None:
-        reasons, conditions = verdict.inexact_reasons(saved, now), verdict.conditions(saved)
-        other_bits, more = environment.differences(saved.state.get(ENVIRONMENT) or {}, self._environment)
-        reasons, conditions = [*reasons, *other_bits], [*conditions, *more]
-        reasons += self._begin.restore(saved, lambda: apply_variables(self._trained, saved, self._cluster))
-        reasons += changed_rates_of_loop(saved.tensors, self._rates, self._trained.optimizer)
+        found = [*verdict.changes(saved, now), *verdict.found_in(saved)]
+        found += made(environment.differences(saved.state.get(ENVIRONMENT) or {}, self._environment))
+        found += self._begin.restore(saved, lambda: apply_variables(self._trained, saved, self._cluster))
+        found += changed_rates_of_loop(saved.tensors, self._rates, self._trained.optimizer)
         update(self.state, from_json(saved.state["user"], saved.tensors))
         position = saved.position
         self.epoch, self._batch, self.steps = position.epoch, position.batch, position.step
         self._schedule.begin(position.step)
         self._input.resume(saved)
-        self.restored = agree_on_all(self._storage.display(), commit, position, reasons, conditions, self._cluster)
+        self.restored = agree_on_all(self._storage.display(), commit, position, found, self._cluster)
         require(self.restored, self._strict)
-        self._earlier_resumes = carried(self.restored)
+        self._earlier = carried(self.restored)
         announce(self.restored, self._say, warns=self._cluster.is_chief)
 
-    def _say_more(self, reasons: list[str]) -> None:
-        if reasons and self._cluster.is_chief:
-            warn("the resume is not exact: " + "; ".join(reasons))
+    def _say_more(self, found: list[Finding]) -> None:
+        if found and self._cluster.is_chief:
+            warn("the resume is not exact: " + "; ".join(sentences(found)))
 
     def _report_missing_steps(self, missing: bool) -> None:
         if not missing or self._has_reported:
@@ -421,25 +422,23 @@ class Checkpointer(NotCopyable):
         topics: dict[str, JSON] = {
             "rng": rng.capture(),
             "user": to_json(self.state, "user", arrays),
-            verdict.NOT_SAVED: [],
             ENVIRONMENT: self._environment,
-            verdict.EARLIER_RESUMES: self._earlier_resumes,
+            f"{SAVED}earlier": to_saved(self._earlier),
+            f"{SAVED}step": to_saved(self._found_in_functions()),
             **self._begin.capture(),
         }
         state, held = self._input.capture(within=kind == "within")
         topics.update(state)
         arrays.update(held)
-        self._add_random_functions(topics)
         return capture(self._trained, [], position, topics, arrays)
 
-    def _add_random_functions(self, topics: dict[str, JSON]) -> None:
+    def _found_in_functions(self) -> list[Finding]:
         """The train step is not known, but functions are that train what was given to be trained."""
-        drawing = self._traced.random(variables.variable_set(self._trained).keys)
-        in_step = [label for function in drawing if function.trains for label in function.operations]
-        if in_step:
-            topics[verdict.RANDOM_OPERATIONS] = in_step
-        others = [verdict.unused_random_numbers(f.name, f.operations) for f in drawing if not f.trains]
-        topics[verdict.CONDITIONS] = [*topics[verdict.CONDITIONS], *others]
+        found = [Finding("loop-unseeded" if rng.global_seed() is None else "loop")]
+        for function in self._traced.random(variables.variable_set(self._trained).keys):
+            code, subject = ("step-random", "") if function.trains else ("function-random", function.name)
+            found += [Finding(code, subject, (label,)) for label in function.operations]
+        return found
 
     def _require_open(self) -> None:
         if not self._open:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from keras_dist_callbacks._compat import building, model_config, model_parts
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.manifest import COMPILED
 from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
-from keras_dist_callbacks.terminal import first_few
 
 
 class CompiledModel:
@@ -45,21 +45,18 @@ class CompiledModel:
         return {COMPILED: True} if self._was_another or self.is_another else {}
 
     @property
-    def changes(self) -> list[str]:
-        """What was changed and is not made again, a sentence each with what to do instead."""
+    def changes(self) -> list[Finding]:
+        """What was changed and is not made again."""
         model, found = self._model, []
         if model_config.compilation(model) is not self._compilation:
-            found.append("compile() was called during fit(); compile before fit(), or call fit() again after compile()")
+            found.append(Finding("compiled"))
         elif model.optimizer is not self._optimizer:
-            found.append("the model was given another optimizer during fit(); give it to compile() before fit()")
+            found.append(Finding("optimizer-replaced"))
         elif _modes(model) != self._modes:
-            found.append("run_eagerly or jit_compile was changed during fit(); give it to compile() before fit()")
+            found.append(Finding("mode-changed"))
         now = model_parts.variables_set_trainable(model)
         changed = sorted(set(now) ^ set(now if self._set_trainable is None else self._set_trainable))
-        if changed:
-            shown = ", ".join(first_few(changed))
-            found.append(f"training has changed trainable of single variables ({shown}); set that of layers")
-        return found
+        return [*found, *(Finding("variables-trainable", detail=(name,)) for name in changed)]
 
 
 def _modes(model: Any) -> tuple[bool, bool]:

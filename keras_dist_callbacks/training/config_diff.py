@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
@@ -19,6 +19,7 @@ from keras_dist_callbacks._compat import (
     model_parts,
 )
 from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.snapshot import Position, SharedArray, SharedTensor
 from keras_dist_callbacks.process_runs import runs_of
 from keras_dist_callbacks.terminal import first_few
@@ -78,8 +79,8 @@ class Fingerprint:
         *,
         at: Position | None = None,
         callbacks: Iterable[Any] = (),
-    ) -> list[str]:
-        """Returns what is another than in the interrupted run, one sentence each, after the restore.
+    ) -> list[Finding]:
+        """Returns what is another than in the interrupted run, after the restore.
 
         Args:
             tensors: Those of the backup; where they hold no description, nothing differs.
@@ -88,7 +89,7 @@ class Fingerprint:
         """
         before = _described(tensors)
         changed = [_changed(name, before, self._facts) for name in self._differing(before)]
-        return first_few(changed if at is None else changed + self._changed_rates(before, at, callbacks))
+        return changed if at is None else changed + self._changed_rates(before, at, callbacks)
 
     def names_that_differ(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> set[str]:
         """Returns the last parts of the names of facts that `differences` reports."""
@@ -119,8 +120,8 @@ class Fingerprint:
                 return not set(was) <= set(input_values.rows_of(arrays))
         return False
 
-    def of_another_training(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
-        """Returns what distinguishes this training from the one whose finished backup was found, one sentence each.
+    def of_another_training(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[Finding]:
+        """Returns what distinguishes this training from the one whose finished backup was found.
 
         The seeds of an input are not compared: TensorFlow draws others when a script runs twice in a process. Nor is
         what its first pass has left in files.
@@ -131,7 +132,7 @@ class Fingerprint:
         now = self._all
         rates = [name for name in now if name.startswith(_RATE) and before.get(name) != now[name]]
         others = [name for name in self._differing(before) if not _is_of_passes(name)]
-        return first_few([_changed(name, before, now) for name in rates + others])
+        return [_changed(name, before, now) for name in rates + others]
 
     def _differing(self, before: Mapping[str, Any]) -> list[str]:
         names = dict.fromkeys([*before, *self._facts]) if before else ()
@@ -154,11 +155,11 @@ class Fingerprint:
             return name.endswith("/sizes") and None not in (was, now) and was != now
         return bool(was != now)
 
-    def conditions(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
+    def not_compared(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[Finding]:
         """Returns what of the input may be another one, and was not looked at."""
         before = _described(tensors)
         found = [
-            f"the data of the {name.removesuffix(_UNREAD)} are the same as in the interrupted run ({why})"
+            Finding("data-not-compared", name.removesuffix(_UNREAD), (why,))
             for name, why in self._facts.items()
             if name.endswith(_UNREAD) and before
         ]
@@ -168,10 +169,7 @@ class Fingerprint:
             samples = before[files + _SAMPLES], self._facts[files + _SAMPLES]
             is_same = times[0] == times[1] is not None
             if not is_same and not input_values.were_files_compared(*samples, int(count.split()[0])):
-                of = files.removesuffix("/files")
-                found.append(
-                    f"the {count} of the {of} have the same content as before (other times, and not all were compared)"
-                )
+                found.append(Finding("files-not-compared", files.removesuffix("/files"), (count,)))
         return found
 
     def reasons(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
@@ -180,8 +178,8 @@ class Fingerprint:
         trainable = _changes_of_trainable(before, self._facts) if self._is_built else []
         return trainable + _changes_of_rate(before, self._facts)
 
-    def compile_changes(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
-        """Returns which of compile's arguments are others than in the run that wrote a backup, one sentence each."""
+    def compile_changes(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[Finding]:
+        """Returns which of compile's arguments are others than in the run that wrote a backup."""
         before = _described(tensors)
         if not before:
             return []
@@ -189,25 +187,17 @@ class Fingerprint:
         now = {**self._compiled, **rates}
         return [_changed(name, before, now) for name, value in now.items() if before.get(name) != value]
 
-    def _changed_rates(self, before: Mapping[str, Any], at: Position, callbacks: Iterable[Any]) -> list[str]:
+    def _changed_rates(self, before: Mapping[str, Any], at: Position, callbacks: Iterable[Any]) -> list[Finding]:
         kinds = [type(callback) for callback in callbacks]
         scheduler = next((kind for kind in kinds if issubclass(kind, keras.callbacks.LearningRateScheduler)), None)
+        rates = _changed_rates(before, self._rates, self._fit.model.optimizer)
         if scheduler is None:
             plateau = any(issubclass(kind, keras.callbacks.ReduceLROnPlateau) for kind in kinds)
-            instead = " in the place of ReduceLROnPlateau" if plateau else ""
-            return _changed_rates(
-                before,
-                self._rates,
-                self._fit.model.optimizer,
-                lambda rate: (
-                    f"stays in force; to set the new one, add keras.callbacks.LearningRateScheduler(lambda epoch: "
-                    f"{rate}){instead}, which sets it in each epoch"
-                ),
-            )
+            return [Finding("rate-kept-plateau" if plateau else "rate-kept", detail=of_rate) for of_rate in rates]
         first = at.epoch + (2 if at.kind == "within" else 1)
-        until = f"is in force to the end of epoch {first - 1}; " if at.kind == "within" else "is replaced: "
-        sets = f"{until}{scheduler.__name__} sets the rate from epoch {first} on"
-        return _changed_rates(before, self._rates, self._fit.model.optimizer, lambda rate: sets)
+        code = "rate-scheduled" if at.kind == "within" else "rate-replaced"
+        until = (scheduler.__name__, str(first), str(first - 1))
+        return [Finding(code, detail=(*of_rate, *until)) for of_rate in rates]
 
 
 def _described(tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
@@ -240,23 +230,17 @@ def capture_rates(rates: Mapping[str, float]) -> dict[str, SharedTensor]:
 
 def changed_rates_of_loop(
     tensors: Mapping[str, np.ndarray[Any, Any]], rates: Mapping[str, float], optimizer: Any
-) -> list[str]:
-    """Returns which rates of a loop the script sets otherwise than before, one sentence each, after the restore."""
-    return _changed_rates(
-        _described(tensors),
-        rates,
-        optimizer,
-        lambda rate: f"stays in force; to set the new one, assign optimizer.learning_rate = {rate} after restore()",
-    )
+) -> list[Finding]:
+    """Returns which rates of a loop the script sets otherwise than before, after the restore."""
+    changed = _changed_rates(_described(tensors), rates, optimizer)
+    return [Finding("rate-kept-in-loop", detail=of_rate) for of_rate in changed]
 
 
-def _changed_rates(
-    before: Mapping[str, Any], rates: Mapping[str, float], optimizer: Any, then: Callable[[str], str]
-) -> list[str]:
+def _changed_rates(before: Mapping[str, Any], rates: Mapping[str, float], optimizer: Any) -> list[tuple[str, ...]]:
+    """Returns what each rate was that the script has changed, what it is, and which is in force."""
     in_force = model_parts.fixed_rates(optimizer) if rates else {}
     return [
-        f"the learning rate that the script sets before training changed from {before[_RATE + name]:.6g} to "
-        f"{rate:.6g}, and that of the backup, {in_force[name]:.6g}, {then(f'{rate:.6g}')}"
+        tuple(f"{value:.6g}" for value in (before[_RATE + name], rate, in_force[name]))
         for name, rate in rates.items()
         if before.get(_RATE + name) not in (None, rate) and in_force.get(name) not in (None, rate)
     ]
@@ -287,35 +271,23 @@ def _is_of_passes(name: str) -> bool:
     return name.startswith(("input/", "validation data/")) and last.startswith(("seed", input_values.FILES_OF_PASSES))
 
 
-def _changed(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def _changed(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Finding:
     was, value = before.get(name), now.get(name)
     if was is None:
-        return f"{name} is new: {_shown(value)}"
+        return Finding("setting-new", detail=(name, _shown(value)))
     if value is None:
-        return f"{name} is missing now: it was {_shown(was)}"
+        return Finding("setting-gone", detail=(name, _shown(was)))
     where, _, last = name.rpartition("/")
     if last == "samples":
-        changed = input_values.changed_files(was, value)
-        return f"of the {where}, {changed} have another size or content; give fit() the same data"
-    if last == "sizes":
-        return f"the {where} have other sizes; give fit() the same data"
-    if last == "names":
-        return f"the {where} have other names or another order; give fit() the same data"
+        return Finding("files-changed", where, (str(input_values.changed_files(was, value)),))
+    if last in ("sizes", "names"):
+        return Finding(f"files-{last}", where)
     if last == input_values.FILES_OF_PASSES:
-        way_out = "delete them before a resume" if value == "complete" else "put them back"
-        return (
-            f"the files of the {where} were {was} when the interrupted run began, and are {value} now, so that another "
-            f"number of passes draws from what is read both before them and beside them; {way_out}, or call cache() "
-            "without a file"
-        )
+        return Finding("passes-around-new-files" if value == "complete" else "passes-around-lost-files", where)
     if last == input_values.VALUES:
-        knows_rows = any(where + rows in now for rows in _ROWS)
-        what = "as many rows as before, but other values in them" if knows_rows else "other values"
-        return f"the {where} has {what}; give fit() the same data"
-    sentence = f"{_setting(name, now)} changed from {_shown(was)} to {_shown(value)}"
-    if _is_of_passes(name):  # a seed
-        sentence += "; give it the same one in each run (keras.utils.image_dataset_from_directory draws one itself)"
-    return sentence
+        return Finding("values-in-rows" if any(where + rows in now for rows in _ROWS) else "values", where)
+    code = "input-seed" if _is_of_passes(name) else "setting"
+    return Finding(code, detail=(_setting(name, now), _shown(was), _shown(value)))
 
 
 def _setting(name: str, facts: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_dist_callbacks._compat import rng, variables
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState, tensor_name
 from keras_dist_callbacks.training.capture import match_names
@@ -37,23 +38,23 @@ class EpochBegin:
         self._held: dict[str, Any] | None = None
         self._held_state: dict[str, Any] = {}
 
-    def restore(self, saved: WorkerState, apply: Callable[[], list[str]]) -> list[str]:
+    def restore(self, saved: WorkerState, apply: Callable[[], list[Finding]]) -> list[Finding]:
         """Restores the variables, and random states if nothing tells later when to.
 
         Args:
             saved: The backup.
-            apply: Assigns the variables; its notes are returned.
+            apply: Assigns the variables; what it finds is returned.
         """
         if tensor_name(variables.GLOBAL_SEED_GENERATOR, 0) in saved.tensors:
             variables.create_global_seed_generator()
         of_script = self._hold(_is_global_seed)
-        notes = apply()
+        found = apply()
         self._saved, self._rng, self._global_seed = saved, saved.state["rng"], self._hold(_is_global_seed)
         if TOPIC in saved.state or saved.state.get("rng_at_epoch") is not None:
             self._assign(of_script)
         else:
             self.settle()
-        return notes
+        return found
 
     def settle(self) -> None:
         """Everything is that of the backup again, as after the steps that were trained."""

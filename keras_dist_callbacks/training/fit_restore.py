@@ -10,6 +10,8 @@ from typing import Any
 
 from keras_dist_callbacks._compat import building, replay, variables
 from keras_dist_callbacks._compat import running_fit as seam
+from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.json_values import from_json
 from keras_dist_callbacks.backups.manifest import COMPILED, PYTHON, TRACED
 from keras_dist_callbacks.backups.snapshot import JSON, CommitId, WorkerState
@@ -21,17 +23,7 @@ from keras_dist_callbacks.process_runs import ProcessRuns, runs_of
 from keras_dist_callbacks.training import loading, resume_mode
 from keras_dist_callbacks.training.capture import apply_callbacks, apply_variables
 from keras_dist_callbacks.training.captured_variables import build
-from keras_dist_callbacks.training.restored import assess
 from keras_dist_callbacks.training.snapshots import FitState
-
-_SAME_DATASET = (
-    "the script gives this fit() the dataset object of the fit() before it (a new dataset would start its shuffled "
-    "orders again)"
-)
-_AS_COMPILED = (
-    "what the interrupted run has compiled during fit() is not made again: the optimizer, and which layers are frozen, "
-    "are as the script has them"
-)
 
 
 class Mode(enum.Enum):
@@ -145,45 +137,43 @@ class FitRestore:
         self._state = state
         self._cluster = cluster
         self._schedule = schedule
-        self._notes: list[str] = []  # of the input, until the interrupted epoch is entered
-        self._conditions: list[str] = []  # of the resume, which this fit alone knows
+        self._found: list[Finding] = []
         state.untracked.note_earlier_fit(resume.saved)
 
-    def begin(self) -> list[str]:
-        """Before the first epoch: restores what does not belong to an interrupted epoch; returns what failed."""
-        return self._agree(self._begin, "restoring")
+    def begin(self) -> None:
+        """Before the first epoch: restores what does not belong to an interrupted epoch."""
+        self._agree(self._begin, "restoring")
 
-    def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> list[str]:
+    def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> None:
         """In the interrupted epoch, before its first batch: drops what was trained, and restores the rest."""
         self._resume.is_pending = False
-        return self._agree(lambda: self._enter_epoch(steps), "restoring within an epoch")
+        self._agree(lambda: self._enter_epoch(steps), "restoring within an epoch")
 
-    def assess(self, description: dict[str, JSON]) -> tuple[list[str], list[str]]:
-        """Returns why this resume cannot be exact, and on what it depends.
+    def findings(self, description: dict[str, JSON]) -> list[Finding]:
+        """Returns why this resume is not exact, and on what it depends.
 
         Args:
             description: Of this run.
         """
-        saved, state = self._resume.saved, self._state
-        if self._resume.mode is Mode.CONTINUE:
-            return [], []
-        if self._resume.mode is Mode.SKIP:
-            shared(ProcessRuns).conditions[resume_mode.RESULTS_NOT_USED] = None
-            return [resume_mode.later_fit_reason(saved, state.description)], []
-        if self._resume.mode is Mode.COMPLETE:
+        saved, state, mode = self._resume.saved, self._state, self._resume.mode
+        if mode is Mode.CONTINUE:
+            return []
+        if mode is Mode.SKIP:
+            shared(ProcessRuns).findings[Finding("results-of-skipped")] = None
+            numbers = (str(fit["number"] + 1) for fit in (saved.state[resume_mode.FIT], state.description))
+            return [Finding("skipped", detail=tuple(numbers))]
+        if mode is Mode.COMPLETE:
             facts = state.untracked.facts
             changes = facts.of_another_training if self._resume.has_ended else facts.compile_changes
-            warning = resume_mode.finished_warning(state.runs, saved, changes(saved.tensors))
-            return [] if warning is None else [warning], self._conditions
-        generator = state.fit.is_python_generator
-        reasons, conditions = assess(saved, description, state.data.reasons, generator=generator)
-        earlier = shared(ProcessRuns).conditions
-        return reasons, [*conditions, *self._conditions, *state.untracked.conditions, *earlier]
+            return [*resume_mode.of_finished(state.runs, saved, changes(saved.tensors)), *self._found]
+        changed = verdict.changes(saved, description, continues_after_end=saved.position.kind == "end")
+        earlier = shared(ProcessRuns).findings
+        return [*state.data.reasons, *changed, *verdict.found_in(saved), *self._found, *earlier]
 
-    def _agree(self, act: Callable[[], list[str]], what: str) -> list[str]:
-        return self._cluster.agree(lambda: self._skip_if_of_later_fit(act), what)
+    def _agree(self, act: Callable[[], list[Finding]], what: str) -> None:
+        self._found += self._cluster.agree(lambda: self._skip_if_of_later_fit(act), what)
 
-    def _skip_if_of_later_fit(self, act: Callable[[], list[str]]) -> list[str]:
+    def _skip_if_of_later_fit(self, act: Callable[[], list[Finding]]) -> list[Finding]:
         """A backup of a later fit may be of another model, such as one of which more layers are trained."""
         saved = self._resume.saved
         if self._resume.mode in (Mode.CONTINUE, Mode.SKIP):
@@ -196,7 +186,7 @@ class FitRestore:
             self._resume.mode = Mode.SKIP
             return act()
 
-    def _begin(self) -> list[str]:
+    def _begin(self) -> list[Finding]:
         saved, position = self._resume.saved, self._resume.saved.position
         fit, progress, data = self._state.fit, self._state.progress, self._state.data
         progress.count.resume(position)
@@ -215,21 +205,20 @@ class FitRestore:
             runs_of(fit.model).asked = saved.state[resume_mode.FIT]["initial_epoch"], fit.epochs
         if position.kind == "end" and fit.initial_epoch == position.epoch:
             self._begin_next_fit(position.epoch)
-        notes = data.restore(saved, progress.first_epoch or 0)
+        found = data.restore(saved, progress.first_epoch or 0)
         if position.kind == "within":
-            self._notes = notes
-            return []  # the rest follows in `enter_epoch`
+            return found  # the rest follows in `enter_epoch`
         self._resume.is_pending = False
-        notes += self._state.untracked.restore_input(saved)
+        found += self._state.untracked.restore_input(saved)
         self._state.untracked.build(saved)
-        notes += self._apply()
+        found += self._apply()
         data.restore_rng(saved.state["rng"])
         if saved.state["stop_training"]:
             fit.set_initial_epoch(fit.epochs)
             fit.model.stop_training = True
-        return notes
+        return found
 
-    def _apply_weights(self) -> list[str]:
+    def _apply_weights(self) -> list[Finding]:
         """The model is not left untrained; random states and callbacks are as the script comes to the later fit."""
         fit, saved = self._state.fit, self._resume.saved
         build(fit, saved)
@@ -242,16 +231,16 @@ class FitRestore:
             loading.apply(fit.model, saved, self._cluster)
         return []
 
-    def _apply_finished(self) -> list[str]:
+    def _apply_finished(self) -> list[Finding]:
         """Restores what the finished fit has left to what the script does next."""
         saved, data = self._resume.saved, self._state.data
-        self._conditions += resume_mode.note_finished(saved, has_ended=self._resume.has_ended)
+        found = resume_mode.note_finished(saved, has_ended=self._resume.has_ended)
         data.note_finished(saved, int(self._state.description["initial_epoch"]))
-        notes = self._state.untracked.restore_input(saved)
+        restored = self._state.untracked.restore_input(saved)
         self._state.untracked.build(saved)
-        notes += self._apply()
+        restored += self._apply()
         data.restore_rng(saved.state["rng"])
-        return notes
+        return found + [one for one in restored if one.effect == "lost"]  # no step is left that could depend on more
 
     def _begin_next_fit(self, epoch: int) -> None:
         """In a loop of fits: the script may give each fit a new dataset, or the same one again."""
@@ -263,7 +252,7 @@ class FitRestore:
         if is_next:
             progress.first_epoch, progress.validations = epoch, 0
         elif progress.shares_input is None and self._state.data.shares_passes:
-            self._conditions.append(_SAME_DATASET)
+            self._found.append(Finding("same-dataset"))
 
     def _continue_input(self) -> None:
         """Model, callbacks and random states are as this process has left them."""
@@ -275,12 +264,12 @@ class FitRestore:
             self._state.data.continue_from(self._resume.saved)
         self._state.progress.shares_input = shares
 
-    def _enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> list[str]:
+    def _enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> list[Finding]:
         saved, batch = self._resume.saved, self._resume.saved.position.batch
         fit, progress, data = self._state.fit, self._state.progress, self._state.data
         progress.rng_at_epoch = saved.state["rng_at_epoch"]
         data.restore_rng(progress.rng_at_epoch)
-        self._notes += self._state.untracked.restore_input(saved)
+        found = self._state.untracked.restore_input(saved)
         self._state.untracked.note_epoch(is_read=True)
         data.enter_epoch(saved.position.epoch, resuming=True)
         done = 0
@@ -290,24 +279,24 @@ class FitRestore:
             done = end + 1
         self._state.untracked.build(saved)
         replay.drop_steps(steps, batch, fit, done=done, may_end=bool(data.reasons))
-        notes = self._notes + data.read_again() + self._apply()
+        found += [*data.read_again(), *self._apply()]
         data.restore_rng(saved.state["rng"])
         seam.current_logs(fit.model).update(from_json(saved.state["logs"], saved.tensors))
         progress.count.skip_to(batch)
-        return notes
+        return found
 
-    def _apply(self) -> list[str]:
+    def _apply(self) -> list[Finding]:
         state = self._state
-        notes, saved = self._apply_variables()
-        of_callbacks: list[str] = []
-        notes += state.untracked.restore(
+        found, saved = self._apply_variables()
+        of_callbacks: list[Finding] = []
+        found += state.untracked.restore(
             saved, lambda: of_callbacks.extend(apply_callbacks(state.callbacks, saved)), state.callbacks
         )
         if state.untracked.has_set_states:  # of the user's, which may have changed what the model holds
             self._apply_variables()
-        return notes + of_callbacks
+        return found + of_callbacks
 
-    def _apply_variables(self) -> tuple[list[str], WorkerState]:
+    def _apply_variables(self) -> tuple[list[Finding], WorkerState]:
         """Returns what is not as it was, and what is left to restore."""
         state, saved = self._state, self._resume.saved
         moved_by_input = variables.global_seed_keys() & state.data.hides.keys
@@ -318,7 +307,7 @@ class FitRestore:
                 raise
         with state.fit.model.distribute_strategy.scope():
             loading.apply(state.fit.model, saved, self._cluster)
-        return [_AS_COMPILED], _without_frozen_layers(saved)
+        return [Finding("as-compiled")], _without_frozen_layers(saved)
 
 
 def _without_frozen_layers(saved: WorkerState) -> WorkerState:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks._compat.shortened import most_batches, shorten
+from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups.snapshot import WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.engine import BackupEngine
@@ -145,19 +146,13 @@ class RehearsedSession(FitSession):
         super().train_end(delete=False)
         self._note("end", step=self._progress.count.step)
 
-    def _report(self, resume: Resume, notes: list[str]) -> None:
+    def _report(self, resume: Resume) -> None:
         try:
-            super()._report(resume, notes)
+            super()._report(resume)
         finally:
             found = self.restored
             if found is not None:
-                self._note(
-                    "restored",
-                    at=str(found.position),
-                    verdict=found.verdict,
-                    notes=list(found.notes),
-                    conditions=list(found.conditions),
-                )
+                self._note("restored", at=str(found.position), found=findings.to_json(found.findings))
 
     @property
     def _is_last_epoch(self) -> bool:

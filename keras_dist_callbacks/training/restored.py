@@ -3,46 +3,39 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 from keras_dist_callbacks._compat import environment, rng
 from keras_dist_callbacks._compat.running_fit import RunningFit
-from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups import findings, verdict
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.restored import Restored
-from keras_dist_callbacks.backups.snapshot import JSON, CommitId, Position, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, CommitId, Position
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.terminal import warn
 
 
 def agree_on_all(
-    path: str,
-    commit: str,
-    position: Position,
-    found: Sequence[str],
-    conditions: Sequence[str],
-    cluster: Cluster,
-    *,
-    is_skipped: bool = False,
+    path: str, commit: str, position: Position, found: Sequence[Finding], cluster: Cluster, *, is_skipped: bool = False
 ) -> Restored:
     """Returns the same answer on every worker, from what each of them found."""
-    seen = cluster.gather([list(found), list(conditions)], "exactness", kind=tuple[list[str], list[str]])
-    notes, unseen = (tuple(dict.fromkeys(itertools.chain.from_iterable(part))) for part in zip(*seen, strict=True))
-    return Restored(path, position.epoch, position.step, notes, unseen, position, commit, is_skipped)
+    seen = cluster.gather(findings.to_json(found), "exactness", kind=findings.SAVED_LIST)
+    united = dict.fromkeys(itertools.chain.from_iterable(map(findings.from_json, seen)))
+    return Restored(path, position.epoch, position.step, tuple(united), position, commit, is_skipped)
 
 
-def carried(restored: Restored, *, without: Collection[str] = ()) -> list[str]:
+def carried(restored: Restored, *, without: Collection[Finding] = ()) -> list[Finding]:
     """Returns on what the resumes after this one depend because of it.
 
     Args:
         restored: What a backup was resumed to.
-        without: Conditions that each of them finds again.
+        without: What each of them finds again.
     """
     if restored.is_skipped or restored.position is None:
         return []
-    conditions = [condition for condition in restored.conditions if condition not in without]
-    return verdict.carried(restored.position, restored.notes, conditions)
+    return verdict.carried(restored.position, restored.findings, without)
 
 
 def require(restored: Restored, strict: bool | Literal["certain"]) -> None:
@@ -51,9 +44,10 @@ def require(restored: Restored, strict: bool | Literal["certain"]) -> None:
     Raises:
         BackupMismatchError: It is not as `strict` wants it.
     """
+    is_inexact = restored.verdict == "not exact"
     refused = restored.notes or (restored.conditions if strict == "certain" else ())
     if refused and strict:
-        certain = "would not be exact" if restored.notes else "is exact only if"
+        certain = "would not be exact" if is_inexact else "is exact only if"
         raise BackupMismatchError(
             f"strict={strict!r}: the resume from {restored.commit} {certain}: {'; '.join(refused)}. The backup is "
             "unchanged; strict=False resumes from it"
@@ -65,8 +59,7 @@ def announce(restored: Restored, say: Callable[[str], None], *, warns: bool) -> 
     what = "Skipped this fit(): a later one saved" if restored.is_skipped else "Resumed from"
     commit = CommitId.parse(restored.commit.removeprefix("commits/"))
     backup = restored.commit if commit is None else commit.label  # as `kdc ls` names it
-    answer = verdict.answer(restored.notes, restored.conditions)
-    say(f"{what} {restored.path} {backup} at {restored.position}: {answer}")
+    say(f"{what} {restored.path} {backup} at {restored.position}: {verdict.Verdict(restored.findings)}")
     if restored.notes and warns:
         warn("the resume is not exact: " + "; ".join(restored.notes))
 
@@ -94,22 +87,6 @@ def describe_fit(fit: RunningFit, workers: int) -> dict[str, JSON]:
         "steps_per_execution": fit.steps_per_execution,
         "steps_per_epoch": fit.steps_per_epoch or fit.num_batches,
     }
-
-
-def assess(
-    saved: WorkerState, now: Mapping[str, JSON], reasons: Sequence[str], *, generator: bool
-) -> tuple[list[str], list[str]]:
-    """Returns why training will not continue exactly, and on what else that depends.
-
-    Args:
-        saved: The backup.
-        now: This run, described as the backup's was.
-        reasons: Those of the input.
-        generator: Whether the input is a plain Python generator.
-    """
-    ended = saved.position.kind == "end"
-    found = verdict.inexact_reasons(saved, now, generator=generator, continues_after_end=ended)
-    return [*reasons, *found], verdict.conditions(saved)
 
 
 def reproducibility_advice(replicas: int) -> list[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups.findings import FINISHED, Finding
 from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
 from keras_dist_callbacks.checkpoints import foreign
 from keras_dist_callbacks.process import shared
@@ -20,12 +22,6 @@ FIT = "fit"
 `number`: how many fits had ended in the directory before it. `first`: the number of the first of those before it that
 trained this model, one after the other. `repeats`: how many of all before it were given the same.
 """
-
-_ADVICE = "give each run a directory of its own, or delete the directory"
-RESULTS_NOT_USED = "nothing depends on the results of the earlier fit(), which was skipped"
-_NOT_SAVED_BY_FINISHED = "nothing depends on what the earlier fit(), which is finished, could not save ({})"
-_LATER = "no code after a fit() that ran no step depends on the model, which is at {} already"
-_MORE = ", or ask for more epochs"
 
 
 def describe_fit(runs: RunsIn, fit: RunningFit) -> dict[str, JSON]:
@@ -108,16 +104,7 @@ def another_fit_message(directory: str, saved: WorkerState, why: str) -> str:
     )
 
 
-def later_fit_reason(saved: WorkerState, fit: Mapping[str, JSON]) -> str:
-    """Returns why a fit that was skipped is not exact."""
-    return (
-        f"fit() number {saved.state[FIT]['number'] + 1} of the interrupted process saved this backup, and this is "
-        f"number {fit['number'] + 1} with the same backup_dir and model: the model gets the weights of the backup, no "
-        "step is run, and the later fit() resumes; give each fit() a directory of its own, with delete_checkpoint=False"
-    )
-
-
-def note_finished(saved: WorkerState, *, has_ended: bool) -> list[str]:
+def note_finished(saved: WorkerState, *, has_ended: bool) -> list[Finding]:
     """A fit of this process was finished before: what its backup could not save is not as it was after it.
 
     Args:
@@ -127,10 +114,10 @@ def note_finished(saved: WorkerState, *, has_ended: bool) -> list[str]:
     Returns:
         On what this fit itself depends.
     """
-    later = [] if has_ended else [_LATER.format(saved.position)]
-    topics = (verdict.LOST, verdict.NOT_SAVED, verdict.CONDITIONS, verdict.EARLIER_RESUMES)
-    not_saved = [_NOT_SAVED_BY_FINISHED.format(what) for topic in topics for what in saved.state.get(topic) or ()]
-    shared(ProcessRuns).conditions.update(dict.fromkeys([*later, *not_saved]))
+    later = [] if has_ended else [Finding("model-is-later", detail=(str(saved.position),))]
+    not_saved = verdict.found_in(saved, verdict.LASTING)
+    carried = [one if one.carried_from else replace(one, carried_from=FINISHED) for one in not_saved]
+    shared(ProcessRuns).findings.update(dict.fromkeys([*later, *carried]))
     return later
 
 
@@ -168,19 +155,12 @@ def finished_message(saved: WorkerState, epochs: int, *, deletes: bool) -> str:
     return f"No step is run: {why}, and the backup is at {position}; {what}"
 
 
-def finished_warning(runs: RunsIn, saved: WorkerState, changes: Collection[str]) -> str | None:
-    """Why a fit that runs no step may not be what the user wants; None if it looks like a job that was run again."""
-    advice, directory = _ADVICE if saved.state["stop_training"] else _ADVICE + _MORE, runs.directory
+def of_finished(runs: RunsIn, saved: WorkerState, changes: Collection[Finding]) -> list[Finding]:
+    """Why a fit that runs no step may not be what the user wants; nothing if it looks like a job that was run again."""
+    detail = (runs.directory, str(saved.position))
     if runs.has_trained:
-        return (
-            f"fit() runs no step: an earlier fit() of this process has left {directory} at {saved.position}; {advice}"
-        )
-    if changes:
-        return (
-            f"fit() runs no step: {directory} is at {saved.position}, and this backup belongs to another training: "
-            f"{'; '.join(changes)}; delete it or use another directory"
-        )
-    return None
+        return [Finding("ran-no-step-stopped" if saved.state["stop_training"] else "ran-no-step", detail=detail)]
+    return [Finding("of-another-training", detail=detail), *changes] if changes else []
 
 
 def warn_of_foreign_backup(storage: Storage, origin: Any) -> None:

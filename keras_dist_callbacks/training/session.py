@@ -12,7 +12,7 @@ import keras
 from keras_dist_callbacks._compat import building, keras_callbacks, rng, variables
 from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks._compat.fit_hooks import control
-from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups.findings import sentences
 from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.backups.snapshot import JSON, Snapshot, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -130,7 +130,7 @@ class FitSession:
     @property
     def reasons_of_input(self) -> list[str]:
         """Why the input of this run cannot be exact, a sentence each."""
-        return [*self._state.data.reasons, *verdict.unseeded_reasons(self._state.data.order.unseeded)]
+        return sentences([*self._state.data.reasons, *self._state.data.order.unseeded])
 
     @property
     def saved(self) -> WorkerState | None:
@@ -146,7 +146,7 @@ class FitSession:
     def is_finished(self) -> bool:
         """Whether the backup is the end of the training that this fit asks for, the same on every worker."""
         ended = self._resume is not None and self._resume.has_ended
-        return ended and self.restored is not None and not self.restored.notes
+        return ended and self.restored is not None and self.restored.verdict != "not exact"
 
     # --- events of fit, in their order
 
@@ -186,9 +186,9 @@ class FitSession:
         self._undo = control(self._fit, self)
         if self._resume is not None:
             self._restore = FitRestore(self._resume, self._state, self._cluster, self._schedule)
-            notes = self._restore.begin()
+            self._restore.begin()
             if not self._resume.is_pending:
-                self._report(self._resume, notes)
+                self._report(self._resume)
         if not self.is_complete:
             self._shutdown.begin()
 
@@ -250,8 +250,8 @@ class FitSession:
             self._state.data.enter_epoch(self._progress.count.epoch, resuming=False)
             self._progress.rng_at_epoch = rng.capture()
             return True
-        notes = self._restore.enter_epoch(steps)
-        self._report(self._resume, notes)
+        self._restore.enter_epoch(steps)
+        self._report(self._resume)
         saved = self._resume.saved
         stops = any(self._cluster.gather(bool(saved.state["stop_training"]), "stop within an epoch"))
         self._fit.model.stop_training = stops
@@ -388,19 +388,17 @@ class FitSession:
 
     # --- snapshots and reports
 
-    def _report(self, resume: Resume, notes: list[str]) -> None:
-        reasons, conditions = self._restore.assess(self._description)
+    def _report(self, resume: Resume) -> None:
         self.restored = agree_on_all(
             self._options.directory,
             resume.commit.name,
             resume.saved.position,
-            [*reasons, *notes],
-            conditions,
+            self._restore.findings(self._description),
             self._cluster,
             is_skipped=resume.mode is Mode.SKIP,
         )
         require(self.restored, self._options.strict)
-        self._state.untracked.earlier_resumes += carried(self.restored, without=shared(ProcessRuns).conditions)
+        self._state.untracked.earlier += carried(self.restored, without=shared(ProcessRuns).findings)
         self._reported.begin_epoch(resume.saved.position.epoch, resume.saved.position.step)
         self._options.announce(self.restored)
 

@@ -12,7 +12,8 @@ from typing import Any, Literal
 from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import rng
 from keras_dist_callbacks._compat import running_fit as seam
-from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups import findings
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.snapshot import JSON, Position, SharedTensor, Snapshot
 from keras_dist_callbacks.inputs.position import DataPosition
 from keras_dist_callbacks.process_runs import RunsIn
@@ -141,7 +142,8 @@ def take(state: FitState, kind: Any, missed: Sequence[str], *, is_chief: bool) -
     if progress.shares_input is not None:
         topics["shares_input"] = progress.shares_input
     if missed:
-        topics[verdict.CALLBACKS_NOT_CALLED] = list(missed)
+        hooks = [Finding("missed-hooks", detail=(name,)) for name in missed]
+        topics[f"{findings.SAVED}callbacks"] = findings.to_json(hooks)
     logs: dict[str, SharedTensor] = {}
     if kind == "within":
         topics["rng_at_epoch"] = progress.rng_at_epoch

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from keras_dist_callbacks._compat import environment, model_parts, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
-from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups import findings, verdict
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.manifest import ENVIRONMENT, INPUT_PYTHON, PYTHON, TRACED
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError
@@ -31,8 +31,7 @@ class UntrackedState:
 
     Attributes:
         facts: What training depends on and no variable holds.
-        conditions: What an exact continuation depends on, as of the restore, beyond what the backup says.
-        earlier_resumes: The same of the resume that this run began with, and of those before, for the next one.
+        earlier: What was found in the resume that this run began with, and in those before, for the next one.
     """
 
     def __init__(self, fit: RunningFit, data: DataPosition, user: UserState, *, warn: bool) -> None:
@@ -43,10 +42,7 @@ class UntrackedState:
         self._user = user
         user.saved_keys = self._saved_keys
         self._environment = environment.describe()
-        self.conditions: list[str] = []
-        self.earlier_resumes: list[str] = []
-        self._lost_before: list[str] = []
-        self._conditions_of_input: list[str] = []
+        self.earlier: list[Finding] = []
         self.facts = Fingerprint(fit, user.directory)
         self._of_submodels = model_parts.steps_of_submodels(fit.model)
         self._unknown: list[str] = []
@@ -63,16 +59,18 @@ class UntrackedState:
         records, held = self._user.input.capture()
         topics.update({INPUT_PYTHON: records} if records else {})
         tensors.update(held)
-        topics[verdict.NOT_SAVED] = self._not_saved()
-        topics[verdict.UNTRACKED_INPUT] = self._data.topic(self._used_by_training, self._user.input.doubt)
-        of_user = [*self._user.conditions, *self._user.input.conditions]
-        topics[verdict.CONDITIONS] = [*self._step.conditions, *self._data.conditions, *of_user]
-        topics[verdict.LOST] = list(dict.fromkeys([*self._lost_before, *self._step.lost, *self._user.lost]))
-        if self.earlier_resumes:
-            topics[verdict.EARLIER_RESUMES] = list(self.earlier_resumes)
         topics[ENVIRONMENT] = self._environment
         topics.update(self._user.compiled.capture())
-        topics[verdict.LOST] += [*self._user.compiled.changes, *environment.changes_in_training(self._environment)]
+        found = {
+            "input": self._data.found(self._used_by_training, self._user.input.doubt),
+            "step": self._step.random,
+            "variables": [*self._step.found, *(Finding("variables-not-saved", detail=(n,)) for n in self._not_saved())],
+            "own_objects": [*self._user.found, *self._user.input.found],
+            "compiled": self._user.compiled.changes,
+            "environment": findings.made(environment.changes_in_training(self._environment)),
+            "earlier": self.earlier,
+        }
+        topics.update({f"{findings.SAVED}{part}": findings.to_json(held) for part, held in found.items()})
         return topics, tensors
 
     def note_earlier_fit(self, saved: WorkerState) -> None:
@@ -81,10 +79,8 @@ class UntrackedState:
 
     def continue_from(self, saved: WorkerState) -> None:
         """An earlier fit of this process ended with this backup: what it did not save is still not saved."""
-        self._lost_before = list(saved.state.get(verdict.LOST) or ())
+        self.earlier = verdict.found_in(saved, verdict.LASTING)
         self._user.compiled.continue_from(saved)
-        held = (saved.state.get(topic) or () for topic in (verdict.CONDITIONS, verdict.EARLIER_RESUMES))
-        self.earlier_resumes = list(dict.fromkeys(itertools.chain.from_iterable(held)))
 
     def build(self, saved: WorkerState) -> None:
         """Builds what the interrupted run's first step has built."""
@@ -104,45 +100,44 @@ class UntrackedState:
         """All batches of an epoch were read."""
         self._user.input.note_read()
 
-    def restore_input(self, saved: WorkerState) -> list[str]:
-        """Puts back what the input's Python code held when the epoch began; returns what differs, a sentence each."""
-        notes, self._conditions_of_input = self._user.restore_input(saved.state.get(INPUT_PYTHON) or {}, saved.tensors)
-        return notes
+    def restore_input(self, saved: WorkerState) -> list[Finding]:
+        """Puts back what the input's Python code held when the epoch began; returns what differs."""
+        return self._user.restore_input(saved.state.get(INPUT_PYTHON) or {}, saved.tensors)
 
     @property
     def has_set_states(self) -> bool:
         """Whether an object of the user's has `set_state`."""
         return self._user.has_set_states
 
-    def restore(self, saved: WorkerState, set_states: Callable[[], None], callbacks: Iterable[Any] = ()) -> list[str]:
-        """Puts it back, after the variables that Keras lists; returns what differs, one sentence each.
+    def restore(
+        self, saved: WorkerState, set_states: Callable[[], None], callbacks: Iterable[Any] = ()
+    ) -> list[Finding]:
+        """Puts it back, after the variables that Keras lists; returns what differs.
 
         Args:
             saved: What the backup has.
             set_states: Calls `set_state` of the callbacks.
             callbacks: Those of the fit.
         """
-        self._unknown = list(saved.state[verdict.NOT_SAVED])
+        of_variables = verdict.found_in(saved, ["variables"])
+        self._unknown = [one.detail[0] for one in of_variables if one.code == "variables-not-saved"]
         self.facts.note_built()
-        notes = self._step.restore(saved)
+        found = self._step.restore(saved)
         python = saved.state.get(PYTHON) or {}
         traced = saved.state.get(TRACED)
-        self.conditions = self._user.trace_as_before(traced, python, saved.tensors)
-        python_notes, conditions = self._user.restore(python, saved.tensors, set_states)
-        notes += python_notes
-        self.conditions += [*self._conditions_of_input, *conditions]
+        found += self._user.trace_as_before(traced, python, saved.tensors)
+        found += self._user.restore(python, saved.tensors, set_states)
         if resume_mode.is_finished(saved, self._fit.epochs):
-            return notes  # no step is left that could differ
+            return found  # no step is left that could differ
         marks = vars(self._fit.model)
         loaded = marks.get("_kdc_restored_from") is not None and "_kdc_compiled_rates" not in marks
         at = None if loaded else saved.position
-        settings, conditions = self._user.edits(saved.tensors, self.facts.names_that_differ(saved.tensors))
-        self.conditions += conditions
-        other_bits, conditions = environment.differences(saved.state.get(ENVIRONMENT) or {}, self._environment)
-        self.conditions += conditions + self.facts.conditions(saved.tensors)
-        return notes + self.facts.differences(saved.tensors, at=at, callbacks=callbacks) + settings + other_bits
+        found += self.facts.differences(saved.tensors, at=at, callbacks=callbacks)
+        found += self._user.edits(saved.tensors, self.facts.names_that_differ(saved.tensors))
+        found += findings.made(environment.differences(saved.state.get(ENVIRONMENT) or {}, self._environment))
+        return found + self.facts.not_compared(saved.tensors)
 
-    def with_change_report(self, act: Callable[[], list[str]], saved: WorkerState) -> list[str]:
+    def with_change_report(self, act: Callable[[], list[Finding]], saved: WorkerState) -> list[Finding]:
         """Returns what a restore returns; an error of it includes what is known to have changed since the backup.
 
         Raises:
@@ -158,7 +153,7 @@ class UntrackedState:
         try:
             return act()
         except BackupError as error:
-            reasons = self.facts.differences(saved.tensors)
+            reasons = findings.sentences(self.facts.differences(saved.tensors))
             if not reasons:
                 raise
             raise type(error)(f"{error}. What differs: {'; '.join(reasons)}") from error
@@ -181,7 +176,8 @@ class UntrackedState:
             new = {name for name, _ in found}.difference(self._unknown)
             self._unknown = sorted({*self._unknown, *new})
             if new and self._warn:
-                warn(verdict.not_saved_reason(sorted(new)))
+                for text in findings.sentences(Finding("variables-not-saved", detail=(name,)) for name in sorted(new)):
+                    warn(text)
         return self._unknown
 
     def _unused(self) -> set[int]:

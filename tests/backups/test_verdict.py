@@ -1,90 +1,102 @@
-"""The three answers, and what leads to each."""
+"""The three answers, what leads to each, and how findings are said."""
 
 from __future__ import annotations
 
+import string
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups import findings, verdict
+from keras_dist_callbacks.backups.findings import CATALOG, FINISHED, Finding
 from keras_dist_callbacks.backups.snapshot import Position, WorkerState
+from keras_dist_callbacks.backups.verdict import Verdict
 
 NOW = {"seed": 7, "replicas": 1, "workers": 1}
-SEEN = {verdict.UNTRACKED_INPUT: {"python": [], "unordered": []}}
+LOST, UNKNOWN = Finding("loop-twice"), Finding("step-opaque")
 
 
-def saved(**state: Any) -> WorkerState:
-    return WorkerState(Position("within", 1, 2, 7), {}, {**SEEN, **state}, NOW)
-
-
-@pytest.mark.parametrize(
-    ("reasons", "conditions", "answer"),
-    [
-        ([], [], "exact"),
-        ([], ["a holds", "b holds"], "exact if a holds; and if b holds"),
-        (["c"], [], "not exact (the warning names the reason)"),
-        (["c"], ["a holds"], "not exact (the warning names the reason)"),
-    ],
-)
-def test_there_are_three_answers(reasons: list[str], conditions: list[str], answer: str) -> None:
-    assert verdict.answer(reasons, conditions) == answer
-    assert answer.startswith(verdict.verdict_of(reasons, conditions))
-
-
-def test_what_was_inspected_completely_is_exact() -> None:
-    assert verdict.inexact_reasons(saved(), NOW) == []
-    assert verdict.conditions(saved()) == []
-
-
-def test_python_code_and_what_could_not_be_seen_are_conditions() -> None:
-    state = saved(
-        **{
-            verdict.UNTRACKED_INPUT: {
-                "python": ["the PyDataset Rows because reading a batch changes its state", "the PyDataset Rows"],
-                "unordered": [],
-            },
-            verdict.CONDITIONS: ["x holds"],
-        }
-    )
-    read_again, first, second = verdict.conditions(state)
-    assert read_again == (
-        "the PyDataset Rows gives the same batches when an interrupted epoch is read again: reading a batch changes "
-        "its state (if this holds, wrap the input in kdc.advanced.stateless_input; otherwise give fit() an input with "
-        "get_state and set_state, without steps_per_epoch or cache())"
-    )
-    assert first.startswith("the PyDataset Rows keeps no state")
-    assert second == "x holds"
+def saved(**parts: list[Finding]) -> WorkerState:
+    state = {f"{findings.SAVED}{part}": findings.to_json(found) for part, found in parts.items()}
+    return WorkerState(Position("within", 1, 2, 7), {}, state, NOW)
 
 
 @pytest.mark.parametrize(
-    ("name", "draws"),
+    ("found", "answer"),
     [
-        ("the PyDataset Rows", "shares no random state with callbacks"),
-        ("the PyDataset Rows (read in parallel: workers=2)", "draws from no global random state"),
-        ("a function in Dataset.map (called in parallel)", "draws from no global random state"),
-        ("Dataset.from_generator before a cache()", "draws from no global random state"),
-        ("the Grain dataset MapDataset", "draws from no global random state"),
-        ("the Python generator", "draws from no global random state"),
+        ([], "exact"),
+        ([UNKNOWN], f"exact if {UNKNOWN.message}"),
+        ([UNKNOWN, Finding("loop")], f"exact if {UNKNOWN.message}; and if {Finding('loop').message}"),
+        ([LOST], "not exact (the warning names the reason)"),
+        ([LOST, UNKNOWN], "not exact (the warning names the reason)"),
+        ([replace(LOST, carried_from=FINISHED)], f"exact if {replace(LOST, carried_from=FINISHED).message}"),
     ],
 )
-def test_code_that_runs_in_parallel_must_draw_from_no_global_random_state(name: str, draws: str) -> None:
-    (condition,) = verdict.conditions(saved(**{verdict.UNTRACKED_INPUT: {"python": [name], "unordered": []}}))
-    assert f"keeps no state of its own, reads nothing that training changes, and {draws} (" in condition
+def test_there_are_three_answers(found: list[Finding], answer: str) -> None:
+    assert str(Verdict(tuple(found))) == answer
+    assert answer.startswith(Verdict(tuple(found)).word)
 
 
-def test_kernels_with_a_state_and_open_orders_are_reasons() -> None:
-    state = saved(
-        **{
-            verdict.RANDOM_OPERATIONS: ["RandomUniform (dropout)"],
-            verdict.UNTRACKED_INPUT: {"python": [], "unordered": ["two runs differ"]},
-        }
-    )
-    first, second = verdict.inexact_reasons(state, NOW)
-    assert "RandomUniform (dropout)" in first
-    assert second == "two runs differ"
+def test_what_is_saved_is_read_back_by_its_part() -> None:
+    state = saved(input=[LOST, LOST], earlier=[replace(LOST, carried_from="epoch 1"), UNKNOWN])
+    assert verdict.found_in(state) == [LOST, replace(LOST, carried_from="epoch 1"), UNKNOWN]
+    assert verdict.found_in(state, ["input"]) == [LOST]
+    assert verdict.found_in(saved()) == []
 
 
-def test_many_random_operations_are_one_reason() -> None:
-    state = saved(**{verdict.RANDOM_OPERATIONS: [f"RandomUniform (dropout_{number})" for number in range(7)]})
-    (reason,) = verdict.inexact_reasons(state, NOW)
+@pytest.mark.parametrize("name", ["workers", "replicas", "seed"])
+def test_what_must_not_change_is_named_with_both_values(name: str) -> None:
+    (found,) = verdict.changes(saved(), {**NOW, name: 70})
+    assert found == Finding(name, detail=(str(NOW[name]), "70"))
+    assert f"changed from {NOW[name]} to 70; " in found.message
+    assert verdict.changes(saved(), NOW) == []
+
+
+@pytest.mark.parametrize("code", CATALOG)
+def test_each_row_makes_a_sentence_of_its_detail(code: str) -> None:
+    row = CATALOG[code]
+    texts = (row.sentence, row.advice, row.item)
+    fields = {name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name}
+    assert fields <= {"subject", "items", "0", "1", "2", "3", "4", "5"}
+    assert ("items" in fields) == bool(row.item)
+    text = Finding(code, "SUBJECT", tuple(f"D{number}" for number in range(6))).message
+    assert "{" not in text
+    assert "}" not in text
+    assert text[0] != " "
+    assert not text.endswith((".", " ", ";"))
+    assert ("SUBJECT" in text) == ("subject" in fields)
+
+
+def test_many_of_one_kind_are_one_sentence() -> None:
+    many = [Finding("step-random", detail=(f"RandomUniform (dropout_{number})",)) for number in range(7)]
+    (reason,) = findings.sentences(many)
     assert "RandomUniform (dropout_3), and 3 more, whose state" in reason
+
+
+def test_of_many_sentences_of_one_kind_the_first_four_are_said() -> None:
+    many = [Finding("setting", detail=(f"rate_{number}", "1", "2")) for number in range(7)]
+    said = findings.sentences([UNKNOWN, *many])
+    assert said == [UNKNOWN.message, *(one.message for one in many[:4]), "and 3 more"]
+
+
+def test_what_two_objects_have_is_said_of_each() -> None:
+    found = [Finding("callback-state", f"the callback {name}", (place, "why")) for name in "AB" for place in "xy"]
+    first, second = findings.sentences(found)
+    assert first.startswith("the state of the callback A is not restored: x (why), y (why); ")
+    assert second.startswith("the state of the callback B is not restored: x (why), y (why); ")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        ["a code that is not known", "", [], ""],
+        ["environment", "", [], ""],  # fewer than the sentence has places
+        ["environment", "\x1b[31m", ["\x07" * 9, "{0}", "{subject}", "4", "5", "6", "7"], "\n"],
+        ["environment", "", ["x" * 10**6], ""],
+    ],
+)
+def test_a_sentence_of_what_another_version_has_written_is_bounded_and_printable(found: list[Any]) -> None:
+    (text,) = findings.sentences(findings.from_json([found]))
+    assert text.isprintable()
+    assert len(text) < 2000

@@ -121,7 +121,8 @@ def test_a_restore_from_a_hostile_directory_prints_and_warns_printably(
 ) -> None:
     place = tmp_path / f"d{HOSTILE}"
     place.mkdir()
-    states = [{"untracked_input": {"python": [], "unordered": [hostile.EVIL]}, "conditions": [hostile.EVIL]}]
+    found = [["shared-variable", "", [hostile.EVIL], ""], ["input-code", "", [hostile.EVIL], hostile.EVIL]]
+    states = [{"findings:input": found}]
     tiny.interrupt(place, 1, 3)
     _poison(place, states)
     with warnings.catch_warnings(record=True) as caught:

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks import ModelCheckpoint, latest_checkpoint, make_or_restore_model, restored_from
-from keras_dist_callbacks.backups.restored import NOT_IN_CHECKPOINTS, Restored
+from keras_dist_callbacks.backups.findings import Finding
+from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, DamagedBackupError
 from tests.support.callback_helpers import fit, ignore_keras_warnings, memory_url, tiny_model
@@ -53,7 +54,7 @@ def test_the_newest_model_is_restored_with_its_optimizer_and_its_place(
     for restored, wanted in zip(state_of(model), state_of(original), strict=True):
         np.testing.assert_array_equal(restored, wanted)
     path = f"{directory}/ckpt-2.keras"
-    assert restored_from(model) == model._kdc_restored_from == Restored(path, 2, 6, notes=(NOT_IN_CHECKPOINTS,))
+    assert restored_from(model) == model._kdc_restored_from == Restored(path, 2, 6, (Finding("checkpoint"),))
     assert restored_from(model).initial_epoch == 2
     assert latest_checkpoint(directory) == path
     out = capsys.readouterr().out

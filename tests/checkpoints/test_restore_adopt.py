@@ -15,7 +15,8 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks import BackupAndRestore, Checkpointer, ModelCheckpoint, make_or_restore_model, restored_from
-from keras_dist_callbacks.backups.restored import NOT_IN_CHECKPOINTS, Restored
+from keras_dist_callbacks.backups.findings import Finding
+from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from tests.support.callback_helpers import fit, ignore_keras_warnings, tiny_model
 from tests.support.processes import worker_processes
@@ -134,7 +135,7 @@ def test_the_newest_that_loads_is_taken_and_the_others_named(theirs: keras.Model
     (tmp_path / "torn.keras").write_bytes((tmp_path / "whole.keras").read_bytes()[:900])
     with pytest.warns(UserWarning, match=r"could not be loaded and are skipped: .*torn\.keras: "):
         model = make_or_restore_model(built, tmp_path, adopt=True)
-    assert restored_from(model) == Restored(f"{tmp_path}/whole.keras", 0, 6, (NOT_IN_CHECKPOINTS,))
+    assert restored_from(model) == Restored(f"{tmp_path}/whole.keras", 0, 6, (Finding("checkpoint"),))
 
 
 def test_the_backup_of_keras_own_callback_tells_its_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

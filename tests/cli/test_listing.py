@@ -21,7 +21,7 @@ from tests.support.cli_backups import DAY, begin, commit, flip, kdc, kdc_json, p
 from tests.support.states import random_states
 
 url = cli_backups.url
-UNSEEDED = {"python": [], "unordered": [], "unseeded": [["Dataset.shuffle", "large", "input", "9"]]}
+UNSEEDED = [["unseeded-large", "input", ["Dataset.shuffle(9)", "Dataset.shuffle(9, seed=1)"], ""]]
 
 
 # --- ls
@@ -103,8 +103,9 @@ def test_a_backup_of_a_newer_version_is_not_damage(tmp_path: Path, monkeypatch: 
 def test_what_makes_a_resume_inexact_is_reported(tmp_path: Path) -> None:
     store = begin(tmp_path)
     two = [{"variable/w@0": np.zeros(3)}, {"variable/w@0": np.ones(3)}]
-    commit(store, 1, two, states=({"not_saved": ["mine/x"]}, {"local_state_dropped": True}))
-    commit(store, 2, states=({"untracked_input": UNSEEDED},))
+    not_saved = {"findings:variables": [["variables-not-saved", "", ["mine/x"], ""]]}
+    commit(store, 1, two, states=(not_saved, {"findings:engine": [["local-state", "worker 1", [], ""]]}))
+    commit(store, 2, states=({"findings:input": UNSEEDED},))
     unseeded, dropped = kdc_json("ls", tmp_path)["commits"]
     assert (unseeded["exact"], dropped["exact"]) == (False, False)
     assert any("shuffle(9)" in reason for reason in unseeded["inexact_reasons"])
@@ -115,16 +116,24 @@ def test_what_makes_a_resume_inexact_is_reported(tmp_path: Path) -> None:
     assert "  1-2: Dataset.shuffle(9) of the input has no seed" in text
 
 
-def test_a_reason_without_a_seed_that_is_not_known_is_damage(tmp_path: Path) -> None:
-    unknown = {**UNSEEDED, "unseeded": [["Dataset.shuffle", "mood", "input", "9"]]}
-    with pytest.raises(DamagedBackupError, match="untracked_input"):  # what is written is checked as what is read
-        commit(begin(tmp_path), 1, states=({"untracked_input": unknown},))
+def test_a_finding_that_is_not_known_makes_a_resume_not_exact(tmp_path: Path) -> None:
+    commit(begin(tmp_path), 1, states=({"findings:input": [["mood", "input", ["bad"], ""]]},))
+    (row,) = kdc_json("ls", tmp_path)["commits"]
+    assert row["verdict"] == "not exact"
+    assert row["inexact_reasons"] == [
+        "a newer version of keras-dist-callbacks found what this one does not know (mood); install that version"
+    ]
+
+
+def test_a_finding_of_another_form_is_damage(tmp_path: Path) -> None:
+    with pytest.raises(DamagedBackupError, match="findings:input"):  # what is written is checked as what is read
+        commit(begin(tmp_path), 1, states=({"findings:input": [["unseeded-large", "input"]]},))
 
 
 def test_what_several_backups_have_in_common_is_said_once(tmp_path: Path) -> None:
     store = begin(tmp_path)
     for step in range(1, 6):
-        commit(store, step, states=({"untracked_input": UNSEEDED},))
+        commit(store, step, states=({"findings:input": UNSEEDED},))
     commit(store, 6)
     text = kdc("ls", tmp_path).stdout
     assert text.count("has no seed") == 1

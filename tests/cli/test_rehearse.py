@@ -44,7 +44,9 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_end_on_signals", lambda: None)
 
 
-EXACT = {"at": "epoch 2, batch 2 (step 6)", "verdict": "exact", "notes": [], "conditions": []}
+EXACT: dict[str, Any] = {"at": "epoch 2, batch 2 (step 6)", "found": []}
+NOISY = {**EXACT, "found": [["input-table", "", [], ""]]}
+NOISE = "the input changes a lookup table, which cannot be saved; fill tables before training"
 
 
 class Runs:
@@ -149,24 +151,26 @@ def test_a_difference_after_an_exact_resume_is_reported_as_a_bug(tmp_path: Path)
 
 
 def test_a_difference_after_a_conditional_resume_names_the_condition_about_what_differs(tmp_path: Path) -> None:
-    conditions = ["the callback Other keeps no state in x", "the callback Own keeps no state in y"]
-    verdict = {**EXACT, "verdict": "exact if", "conditions": conditions}
+    found = [["traced", f"the callback {name}", ["x"], ""] for name in ("Other", "Own")]
+    verdict = {**EXACT, "found": found}
     state = {"killed": {"callback:Own()": {"count": 3}}, "uninterrupted-1": {"callback:Own()": {"count": 4}}}
     state["uninterrupted-2"] = state["uninterrupted-1"]
-    found = judge(Runs(tmp_path, {"killed": 1.5}, verdict, state))
-    assert found.exit_code == 1
-    assert found.advice == (f"this condition does not hold: the resume is exact if {conditions[1]}",)
+    judged = judge(Runs(tmp_path, {"killed": 1.5}, verdict, state))
+    assert judged.exit_code == 1
+    (advice,) = judged.advice
+    assert advice.startswith("this condition does not hold: the resume is exact if no function that TensorFlow traced ")
+    assert "uses x of the callback Own; " in advice
 
 
 def test_a_difference_after_a_resume_that_is_not_exact_gives_its_reason(tmp_path: Path) -> None:
-    found = judge(Runs(tmp_path, {"killed": 1.5}, {**EXACT, "verdict": "not exact", "notes": ["because of noise"]}))
-    assert (found.exit_code, found.advice) == (1, ("the verdict was not exact: because of noise",))
+    found = judge(Runs(tmp_path, {"killed": 1.5}, NOISY))
+    assert (found.exit_code, found.advice) == (1, (f"the verdict was not exact: {NOISE}",))
 
 
 def test_equal_runs_are_code_0_whatever_the_verdict_was(tmp_path: Path) -> None:
-    found = judge(Runs(tmp_path, verdict={**EXACT, "verdict": "not exact", "notes": ["because of noise"]}))
+    found = judge(Runs(tmp_path, verdict=NOISY))
     assert found.exit_code == 0
-    assert found.resumes[0].notes == ("because of noise",)
+    assert found.resumes[0].notes == (NOISE,)
 
 
 def test_a_restart_that_finds_no_backup_is_code_1(tmp_path: Path) -> None:

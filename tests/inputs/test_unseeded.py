@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks._compat import pipeline
-from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.inputs import unseeded
 from keras_dist_callbacks.inputs.unseeded import Orders
 
@@ -169,54 +169,59 @@ def shared_random() -> Dataset:
     return Dataset.zip((rows(), Dataset.random())).filter(lambda _, number: number % 2 == 0)
 
 
-NAMED: dict[str, tuple[Callable[[Path], Dataset], str, tuple[str, str | None]]] = {
-    "one order": (lambda _: fixed().batch(4), "fixed", ("Dataset.shuffle", "24, reshuffle_each_iteration=False")),
-    "a split": (lambda _: fixed().take(9), "fixed", ("Dataset.shuffle", "24, reshuffle_each_iteration=False")),
-    "two views": (lambda _: views(), "fixed", ("Dataset.shuffle", "24, reshuffle_each_iteration=False")),
-    "random numbers of two parts": (lambda _: shared_random(), "fixed", ("Dataset.random", "")),
-    "a part of a cache": (lambda _: rows().shuffle(ROWS).cache().skip(4), "cache", ("Dataset.shuffle", "24")),
-    "a file": (on_file, "file", ("Dataset.shuffle", "24")),
-    "a snapshot": (lambda path: rows().shuffle(ROWS).snapshot(str(path)), "file", ("Dataset.shuffle", "24")),
+NAMED: dict[str, tuple[Callable[[Path], Dataset], str, str]] = {
+    "one order": (lambda _: fixed().batch(4), "fixed", "Dataset.shuffle(24, reshuffle_each_iteration=False)"),
+    "a split": (lambda _: fixed().take(9), "fixed", "Dataset.shuffle(24, reshuffle_each_iteration=False)"),
+    "two views": (lambda _: views(), "fixed", "Dataset.shuffle(24, reshuffle_each_iteration=False)"),
+    "random numbers of two parts": (lambda _: shared_random(), "fixed", "Dataset.random()"),
+    "a part of a cache": (lambda _: rows().shuffle(ROWS).cache().skip(4), "cache", "Dataset.shuffle(24)"),
+    "a file": (on_file, "file", "Dataset.shuffle(24)"),
+    "a snapshot": (lambda path: rows().shuffle(ROWS).snapshot(str(path)), "file", "Dataset.shuffle(24)"),
     "a shuffle in a function": (
         lambda _: Dataset.range(4).interleave(lambda _: rows().shuffle(9)),
         "function",
-        ("Dataset.shuffle", "9"),
+        "Dataset.shuffle(9)",
     ),
     "a function of a function": (
         lambda _: Dataset.range(2).flat_map(lambda _: rows().flat_map(lambda _: rows().shuffle(9))),
         "function",
-        ("Dataset.shuffle", "9"),
+        "Dataset.shuffle(9)",
     ),
     "random() in a function": (
         lambda _: Dataset.range(4).flat_map(lambda _: Dataset.random().take(2)),
         "function",
-        ("Dataset.random", ""),
+        "Dataset.random()",
     ),
-    "numbers in a map": (lambda _: drawn_in_map(rows()), "numbers", ("TensorFlow's RandomUniformInt (moved)", None)),
+    "numbers in a map": (lambda _: drawn_in_map(rows()), "numbers", "TensorFlow's RandomUniformInt (moved)"),
 }
+
+
+def codes(orders: Orders) -> list[str]:
+    return [found.code for found in orders.named]
 
 
 @pytest.mark.parametrize("form", NAMED)
 def test_what_another_dataset_may_share_or_cannot_be_counted_is_named(tmp_path: Path, form: str) -> None:
-    make, why, (call, arguments) = NAMED[form]
+    make, why, call = NAMED[form]
     dataset = make(tmp_path)
     orders = Orders(dataset, "input")
-    assert orders.named == [verdict.Unseeded(call, why, "input", arguments)]
+    (named,) = orders.named
+    assert (named.code, named.subject, named.detail[0]) == (f"unseeded-{why}", "input", call)
     assert orders.made(5) is dataset
 
 
 def test_an_order_is_kept_where_only_numbers_are_drawn_again() -> None:
     orders = Orders(drawn_in_map(rows().shuffle(ROWS)), "input")
-    assert [found.why for found in orders.named] == ["numbers"]
+    assert codes(orders) == ["unseeded-numbers"]
     assert orders.are_own
 
 
-@pytest.mark.parametrize(("seed", "named"), [(None, ["hidden"]), (7, [])])
+@pytest.mark.parametrize(("seed", "named"), [(None, ["unseeded-hidden"]), (7, [])])
 def test_what_cannot_be_read_is_named_without_a_global_seed(seed: int | None, named: list[str]) -> None:
     tf.random.set_seed(seed)
     dataset = Dataset.from_tensor_slices([rows(), rows().shuffle(ROWS)]).interleave(lambda inner: inner)
     orders = Orders(dataset, "input")
-    assert [found.why for found in orders.named] == named
+    assert codes(orders) == named
     assert not orders.are_own
 
 
@@ -229,7 +234,7 @@ def test_the_scripts_dataset_is_read_where_none_can_be_made_of_its_graph(monkeyp
     orders = Orders(dataset, "input")
     assert orders.made(5) is dataset
     assert not orders.are_own
-    assert orders.named == [verdict.Unseeded("Dataset.shuffle", "other", "input", "24")]
+    assert orders.named == [Finding("unseeded", "input", ("Dataset.shuffle(24)", "Dataset.shuffle(24, seed=1)"))]
 
 
 @pytest.mark.parametrize("rest", ["shuffle(24)", "numbers"])
@@ -238,7 +243,9 @@ def test_too_many_rows_are_not_copied(monkeypatch: pytest.MonkeyPatch, rest: str
     source = Dataset.from_tensor_slices(np.zeros((300,), "float32")).enumerate()
     dataset = source.shuffle(24) if "shuffle" in rest else source.map(lambda _, row: row + tf.random.uniform(()))
     orders = Orders(dataset, "input")
-    assert [found.why for found in orders.named] == ["large" if "shuffle" in rest else "numbers"]
+    assert [found.code.removeprefix("unseeded-") for found in orders.named] == [
+        "large" if "shuffle" in rest else "numbers"
+    ]
     assert orders.made(5) is dataset
     assert Orders(source.batch(4), "input").named == []
 
@@ -246,10 +253,10 @@ def test_too_many_rows_are_not_copied(monkeypatch: pytest.MonkeyPatch, rest: str
 def test_a_dataset_that_is_distributed_already_is_named() -> None:
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
     given = strategy.experimental_distribute_dataset(rows().shuffle(ROWS).batch(4))
-    assert [found.why for found in Orders(given, "input").named] == ["distributed"]
+    assert codes(Orders(given, "input")) == ["unseeded-distributed"]
     assert Orders(strategy.experimental_distribute_dataset(rows().batch(4)), "input").named == []
     made = strategy.distribute_datasets_from_function(lambda context: rows().shuffle(ROWS).batch(4))
-    assert [found.why for found in Orders(made, "input").named] == ["hidden"]
+    assert codes(Orders(made, "input")) == ["unseeded-hidden"]
 
 
 def test_parts_of_one_order_share_no_row_when_one_is_trained() -> None:
@@ -260,46 +267,25 @@ def test_parts_of_one_order_share_no_row_when_one_is_trained() -> None:
 
 
 @pytest.mark.parametrize(
-    ("why", "kind", "expected"),
+    ("why", "expected"),
     [
         (
             "large",
-            "within",
             "Dataset.shuffle(9) of the input has no seed, and the input has too many rows to be made again with one: "
-            "the order of the interrupted epoch is drawn again: some rows are trained twice, others not in this epoch; "
-            "write Dataset.shuffle(9, seed=1)",
+            "its order is drawn again after a restart; write Dataset.shuffle(9, seed=1)",
         ),
         (
             "epoch",
-            "within",
-            "Dataset.shuffle(9) of the input has no seed, and EpochDataset makes it for each epoch: the order of the "
-            "interrupted epoch is drawn again: some rows are trained twice, others not in this epoch; write "
-            "Dataset.shuffle(9, seed=epoch)",
+            "Dataset.shuffle(9) of the input has no seed, and EpochDataset makes it for each epoch: its order is drawn "
+            "again after a restart; write Dataset.shuffle(9, seed=epoch)",
         ),
         (
             "loop",
-            "between",
-            "Dataset.shuffle(9) of the input has no seed: the epochs that follow have other orders than in an "
-            "uninterrupted run; write Dataset.shuffle(9, seed=1)",
+            "Dataset.shuffle(9) of the input has no seed: its order is drawn again after a restart; write "
+            "Dataset.shuffle(9, seed=1)",
         ),
     ],
 )
-def test_the_reason_names_the_stage_its_effect_and_the_line_to_write(why: Any, kind: Any, expected: str) -> None:
-    position = verdict.Position(kind, 1, 2 if kind == "within" else 0, 5)
-    found = Orders(rows().shuffle(9), "input", why).named
-    assert found == [verdict.Unseeded("Dataset.shuffle", why, "input", "9")]
-    assert verdict.unseeded_reasons(found, position) == [expected]
-
-
-@pytest.mark.parametrize(
-    ("call", "arguments", "shown", "advice"),
-    [
-        ("Dataset.random", "", "Dataset.random() of", "; write Dataset.random(seed=1)"),
-        ("SamplingDataset", None, "SamplingDataset of", "; call keras.utils.set_random_seed first"),
-        ("the function rows()", None, "the function rows() of", "; call keras.utils.set_random_seed first"),
-    ],
-)
-def test_a_seed_is_written_into_calls_that_take_one(call: str, arguments: Any, shown: str, advice: str) -> None:
-    (reason,) = verdict.unseeded_reasons([(call, "other", "input", arguments)])
-    assert reason.startswith(shown)
-    assert reason.endswith(advice)
+def test_the_reason_names_the_stage_its_effect_and_the_line_to_write(why: Any, expected: str) -> None:
+    (found,) = Orders(rows().shuffle(9), "input", why).named
+    assert found.message == expected

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_dist_callbacks.inputs.passes import HIDDEN, NOT_COMPARED
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.testing import compare_runs, run_until_done
 from tests.support import SUPPORT
 from tests.support.exactness_cases import ALL_CASES as CASES
@@ -19,7 +19,7 @@ SCRIPT = [sys.executable, str(SUPPORT / "exactness_job.py")]
 WORKERS = {"default": 1, "mirrored": 1, "multi_worker": 2}
 REFUSED = "refused"
 # Under a strategy, each shuffle with a seed is exact under this condition, which every job here meets.
-_NO_OTHER_READS = {NOT_COMPARED.format(data, HIDDEN) for data in ("training data", "validation data")}
+_NO_OTHER_READS = {Finding("first-pass-hidden", data).message for data in ("training data", "validation data")}
 _REFUSAL = re.compile(r"^keras_dist_callbacks\.errors\.(?:BackupMismatchError|BackupError|ConfigError): .*", re.M)
 
 

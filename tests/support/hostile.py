@@ -30,8 +30,11 @@ def make(directory: Path, tmp_path: Path) -> None:
     states: list[dict[str, Any]] = [
         {
             f"callback:{name}": {EVIL: EVIL},
-            "untracked_input": {"python": [EVIL], "unordered": [EVIL]},
-            "conditions": [EVIL],
+            "findings:input": [
+                ["shared-variable", EVIL, [EVIL], ""],
+                ["input-code", "", [EVIL], EVIL],
+                [EVIL, EVIL, [], ""],
+            ],
         }
     ]
     texts = {"keras": EVIL, "tensorflow": EVIL, "python": EVIL, "strategy": EVIL, "model": EVIL}

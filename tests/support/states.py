@@ -30,9 +30,7 @@ def loop_state(**user: Any) -> dict[str, Any]:
         "rng_at_epoch": random_states(),
         "user": user,
         "metric_variables": [],
-        "not_saved": [],
-        "untracked_input": {"python": [], "unordered": []},
-        "conditions": [],
+        "findings:input": [],
     }
 
 
@@ -41,5 +39,5 @@ def fit_state() -> dict[str, Any]:
     state = loop_state()
     del state["user"]
     counts = {"num_batches": 10, "first_epoch": 0, "num_validations": 0, "is_finalized": False, "stop_training": False}
-    nothing: dict[str, Any] = {"random_operations": [], "input_variables": [], "untracked_variables": []}
+    nothing: dict[str, Any] = {"input_variables": [], "untracked_variables": []}
     return {**state, **counts, **nothing, "logs": {}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.snapshot import Position
 from tests.support import tiny
 
@@ -62,11 +64,9 @@ def test_resumes_that_were_exact_add_no_condition(tmp_path: Path) -> None:
 
 
 def test_a_reason_is_carried_once() -> None:
-    carried: list[str] = []
+    lost, condition = Finding("environment", detail=("the CPU model", "A", "B")), Finding("step-opaque")
+    carried: list[Finding] = []
     for step in (3, 5):
-        carried = verdict.carried(Position("within", 0, step, step), ["another CPU model"], [*carried, "it is so"])
+        carried = verdict.carried(Position("within", 0, step, step), [lost, *carried, condition])
         carried = list(dict.fromkeys(carried))
-    assert carried == [
-        "it is so",
-        "the resume at epoch 1, batch 3 (step 3), which was not exact, made no difference: another CPU model",
-    ]
+    assert carried == [replace(lost, carried_from="epoch 1, batch 3 (step 3)"), condition]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups import findings, verdict
 from keras_dist_callbacks.backups.manifest import ENVIRONMENT
 from keras_dist_callbacks.backups.snapshot import Manifest, WorkerState
 from keras_dist_callbacks.cli.rehearsal.comparison import Difference
@@ -33,11 +33,12 @@ def of_irreproducible(manifest: Manifest, difference: Difference | None) -> list
         difference: The first one; None where only positions differ.
     """
     state = manifest.workers[0].state
-    unordered = (state.get(verdict.UNTRACKED_INPUT) or {}).get("unordered", ())
-    found = [*([] if manifest.info.get("seed") is not None else [_SEED]), *unordered]
+    held = verdict.found_in(WorkerState(manifest.position, {}, state, manifest.info))
+    in_each_run = findings.sentences(one for one in held if one.row.in_each_run)
+    found = [*([] if manifest.info.get("seed") is not None else [_SEED]), *in_each_run]
     if found:
         return found
-    found = verdict.conditions(WorkerState(manifest.position, {}, state, manifest.info))
+    found = list(verdict.Verdict(tuple(held)).conditions)
     if (state.get(ENVIRONMENT) or {}).get("deterministic") == "False":
         found.append(_DETERMINISM)
     return [*found, _SHORTENED] if not found or _is_of_input(difference) else found
@@ -54,25 +55,16 @@ def of_inexact(resumes: Sequence[Resume], difference: Difference | None) -> list
         resumes: Of the killed run.
         difference: The first one; None where only positions differ.
     """
-    notes = _unique(note for resume in resumes for note in resume.notes)
-    conditions = _unique(condition for resume in resumes for condition in resume.conditions)
-    if notes:
-        return [f"the verdict was not exact: {note}" for note in notes]
-    if not conditions:
+    found = verdict.Verdict(tuple(dict.fromkeys(one for resume in resumes for one in resume.findings)))
+    if found.lost:
+        return [f"the verdict was not exact: {reason}" for reason in found.reasons]
+    if not found.unknown:
         return [_BUG] if any(resume.verdict == "exact" for resume in resumes) else []
-    about = [condition for condition in conditions if difference is not None and _names(condition, difference)]
-    if len(conditions) == 1 or about:
-        return [
-            f"this condition does not hold: the resume is exact if {condition}" for condition in about or conditions
-        ]
-    return [f"one of these conditions does not hold: the resume is exact if {condition}" for condition in conditions]
-
-
-def _names(condition: str, difference: Difference) -> bool:
-    """Whether a condition is about an object whose state differs."""
-    owners = {state.topic.removeprefix("callback ").partition("(")[0] for state in difference.states}
-    return any(owner and owner in condition for owner in owners)
-
-
-def _unique(texts: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(texts))
+    owners = {f"the {state.topic}" for state in difference.states} if difference is not None else set()
+    about = verdict.Verdict(tuple(one for one in found.unknown if one.subject in owners))
+    if len(found.conditions) == 1 or about.conditions:
+        conditions = about.conditions or found.conditions
+        return [f"this condition does not hold: the resume is exact if {condition}" for condition in conditions]
+    return [
+        f"one of these conditions does not hold: the resume is exact if {condition}" for condition in found.conditions
+    ]

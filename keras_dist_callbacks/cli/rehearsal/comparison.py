@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups.manifest import CALLBACK, INPUT_PYTHON, PYTHON, TRACED
 from keras_dist_callbacks.backups.reading import read_tensors
 from keras_dist_callbacks.backups.snapshot import ARCHITECTURE, JSON, VARIABLE, Manifest, Position, TensorInfo
@@ -281,8 +281,8 @@ def _states(one: Manifest, other: Manifest) -> list[State]:
         for topic in sorted({*first, *second}):
             if topic == TRACED and not (topic in first and topic in second):
                 continue  # a process that had no step left to train has traced none
-            if topic == verdict.EARLIER_RESUMES:
-                continue  # an uninterrupted run has none
+            if topic.startswith(findings.SAVED):
+                continue  # what was found is no state; of earlier resumes, an uninterrupted run has none
             pair = [_comparable(topic, state.get(topic)) for state in (first, second)]
             found += [State(_topic_in_words(topic), *gap) for gap in _gaps(*pair)]
     return list(dict.fromkeys(found))
@@ -326,7 +326,6 @@ _TOPICS = {
     "input_variables": "variables of the input",
     INPUT_PYTHON: "Python state of the input",
     PYTHON: "Python state",
-    verdict.UNTRACKED_INPUT: "input",
 }
 
 

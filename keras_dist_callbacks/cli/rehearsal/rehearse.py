@@ -7,7 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from keras_dist_callbacks.backups import findings
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.backups.verdict import Verdict
 from keras_dist_callbacks.cli.rehearsal import causes, comparison, costs
 from keras_dist_callbacks.cli.rehearsal.comparison import Backups, Difference
 from keras_dist_callbacks.cli.rehearsal.costs import Costs
@@ -42,6 +45,7 @@ class Resume:
         verdict: What the restart has printed.
         notes: Why it is not exact.
         conditions: On what it depends.
+        findings: Both, as data.
     """
 
     killed: str
@@ -49,6 +53,13 @@ class Resume:
     verdict: str
     notes: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @classmethod
+    def of(cls, killed: str, resumed: str, found: Sequence[Finding]) -> Resume:
+        """Returns one that has restored a backup, and what it has found."""
+        verdict = Verdict(tuple(found))
+        return cls(killed, resumed, verdict.word, verdict.reasons, verdict.conditions, verdict.findings)
 
 
 @dataclass(frozen=True)
@@ -219,7 +230,7 @@ def _resumes(killed: Run) -> list[Resume]:
         place = _PLACES[str(before.kill)]
         if restored:
             last = restored[0]
-            found.append(Resume(place, last["at"], last["verdict"], tuple(last["notes"]), tuple(last["conditions"])))
+            found.append(Resume.of(place, last["at"], findings.from_json(last["found"])))
         else:
             found.append(Resume(place, "", "nothing was restored"))
     return found

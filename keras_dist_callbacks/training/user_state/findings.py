@@ -1,4 +1,4 @@
-"""What the verdict says of the user's Python code: findings about paths, and conditions, as sentences."""
+"""What is found in the user's Python code: paths as findings."""
 
 from __future__ import annotations
 
@@ -7,40 +7,52 @@ import types
 from collections.abc import Collection, Mapping
 
 from keras_dist_callbacks import static
-from keras_dist_callbacks.backups.verdict import Finding, group
-from keras_dist_callbacks.terminal import first_few
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.training.user_state.edits import Edits
 from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.nodes import words
 from keras_dist_callbacks.training.user_state.walker import Found
 
 
-def not_restored(failed: Mapping[str, str]) -> list[str]:
-    """Returns sentences about what could not be put back, by its path and why."""
-    return group(finding("lost", path, why, Found()) for path, why in failed.items())[1]
+def lost(path: str, why: str) -> Finding:
+    """Returns that what is at a path has changed and is not saved, or was not put back."""
+    owner, place = words(path)
+    code = "callback-state" if path.startswith("callback ") else "object-state"
+    return Finding(code, owner, (place or "its code", why))
 
 
-def set_otherwise(paths: Collection[str]) -> list[str]:
-    """Returns conditions about attributes that `get_state` and `set_state` do not restore."""
-    if not paths:
-        return []
-    places = [f"{place} of {owner}" for owner, place in map(words, paths)]
-    shown = ", ".join(first_few(places))
-    return [f"other values after set_state than in the interrupted run do not affect training: {shown}"]
+def set_otherwise(paths: Collection[str]) -> list[Finding]:
+    """Returns the attributes that `get_state` and `set_state` do not restore."""
+    return [Finding("set-otherwise", detail=(f"{place} of {owner}",)) for owner, place in map(words, paths)]
 
 
-def finding(kind: str, path: str, why: str, now: Found, records: Collection[str] = ()) -> Finding:
-    """Returns a finding about what is at a path.
+def unseen(path: str, why: str, now: Found, records: Collection[str] = ()) -> Finding:
+    """Returns that what is at a path cannot be inspected.
 
     Args:
-        kind: See `Finding`.
         path: The path.
         why: What was found there.
         now: The walk that found it.
         records: Paths of what is saved.
     """
     owner, place = words(path)
-    return Finding(kind, owner, place, why, _assertion(path, now, records) if kind == "unknown" else "")
+    assertion = _assertion(path, now, records)
+    detail = (place or "its code", why, assertion)
+    if assertion:
+        return Finding("unseen-state-assertable", owner, detail)
+    return Finding("unseen-state-of-callback" if path.startswith("callback ") else "unseen-state", owner, detail)
+
+
+def code(path: str, why: str) -> Finding:
+    """Returns that it is not known what a function does."""
+    owner, place = words(path)
+    return Finding("code", f"{place} of {owner}" if place else owner, (why,))
+
+
+def traced(path: str) -> Finding:
+    """Returns that a value has changed since a function was traced that may have read it."""
+    owner, place = words(path)
+    return Finding("traced", owner, (place or "the code",))
 
 
 def _assertion(path: str, now: Found, records: Collection[str]) -> str:
@@ -59,27 +71,35 @@ def _assertion(path: str, now: Found, records: Collection[str]) -> str:
     return "" if not is_users else f"kdc.advanced.register_callback_state({cls.__name__}, None)"
 
 
-def edit_conditions(found: Edits) -> list[str]:
-    """Returns conditions about what differs from the script of the interrupted run."""
-    conditions = []
-    files: dict[str, list[str]] = {}
-    for name in found.code:
-        file, _, function = name.partition(": ")
-        files.setdefault(file, []).append(f"`{function.replace('<locals>.', '')}`")
-    for file, functions in files.items():
-        shown = ", ".join(first_few(functions))
-        conditions.append(f"the changes in {file} ({shown}) do not affect training")
-    if found.callbacks:
-        shown = ", ".join(first_few(found.callbacks))
-        conditions.append(f"callbacks that only one of the two runs has do not affect training: {shown}")
-    if found.others:
-        names = [_other_value(path, numbers) for path, numbers in found.others.items()]
-        shown = ", ".join(first_few(names))
-        conditions.append(f"other values than in the interrupted run do not affect training: {shown}")
-    return conditions
+def of_edits(found: Edits, named: Collection[str]) -> list[Finding]:
+    """Returns what differs from the script of the interrupted run.
+
+    Args:
+        found: What differs.
+        named: Settings that are reported already.
+    """
+    settings = [
+        Finding("setting", detail=(f"{place} of {owner}" if place else owner, *pair))
+        for (owner, place), pair in ((words(path), pair) for path, pair in found.settings.items())
+        if place.rpartition(".")[2] not in named
+    ]
+    files = (name.partition(": ")[::2] for name in found.code)
+    edited = [Finding("edited-code", file, (function.replace("<locals>.", ""),)) for file, function in files]
+    callbacks = [Finding("edited-callbacks", detail=(name,)) for name in found.callbacks]
+    others = [
+        Finding("edited-values", detail=(_other_value(path, numbers),))
+        for path, numbers in found.others.items()
+        if path.rpartition("/")[2] not in named
+    ]
+    return [*settings, *edited, *callbacks, *others]
 
 
 def _other_value(path: str, numbers: tuple[str, str] | None) -> str:
     owner, place = words(path)
     name = f"{place} of {owner}" if place else owner
     return name if numbers is None else f"{name} (was {numbers[0]}, is {numbers[1]})"
+
+
+def not_restored(failed: Mapping[str, str]) -> list[Finding]:
+    """Returns what could not be put back, by its path and why."""
+    return [lost(path, why) for path, why in failed.items()]

@@ -21,6 +21,7 @@ import numpy as np
 from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import pipeline
 from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor
 from keras_dist_callbacks.inputs.sources import stateful_source_of
 from keras_dist_callbacks.training.user_state import changes, restoring
@@ -144,13 +145,13 @@ class InputState:
         return _doubt_about_code(self._begun)
 
     @property
-    def conditions(self) -> list[str]:
+    def found(self) -> list[Finding]:
         """On what else it depends that the batches are the same."""
         owners = [words(path)[0] for path in self._sharing] if self.is_all else []
         changing = [words(path)[0] for path in self._changing]
         return [
-            *(f"within an epoch, {owner} does not change what the PyDataset reads" for owner in owners),
-            *(f"{owner} does not change what the input's get_state returns" for owner in changing),
+            *(Finding("writer-of-input", owner) for owner in owners),
+            *(Finding("writer-of-position", owner) for owner in changing),
         ]
 
     def restore(

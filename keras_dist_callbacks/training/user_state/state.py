@@ -13,15 +13,13 @@ import numpy as np
 from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import graphs, input_inspection, library_state, model_config, pipeline, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.manifest import PYTHON, TRACED
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor
-from keras_dist_callbacks.backups.verdict import group
 from keras_dist_callbacks.process_runs import reference, runs_of
-from keras_dist_callbacks.terminal import first_few
 from keras_dist_callbacks.training.callback_state import is_asserted, listed_callbacks, own_state, walked_callbacks
 from keras_dist_callbacks.training.compiled_model import CompiledModel
-from keras_dist_callbacks.training.user_state import changes, edits, restoring
-from keras_dist_callbacks.training.user_state.findings import edit_conditions, finding, not_restored, set_otherwise
+from keras_dist_callbacks.training.user_state import changes, edits, findings, restoring
 from keras_dist_callbacks.training.user_state.input_state import InputState
 from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.nodes import Node, parent_of, recalled, remembered, with_parents, words
@@ -49,8 +47,7 @@ class UserState:
         directory: As given.
         saved_keys: Returns the keys of the variables that are saved in another way.
         input: The state of the Python code of the input.
-        conditions: As of the last `capture`: what could not be inspected, to be read after "exact if".
-        lost: As of the last `capture`: what has changed and is not saved, a sentence each.
+        found: As of the last `capture`: what has changed and is not saved, and what could not be inspected.
         variable_keys: Likewise: the variables that only the user's code holds.
         compiled: The compiled model.
     """
@@ -77,8 +74,7 @@ class UserState:
         first = self._runs.descriptions.setdefault(directory, described)
         self._description = edits.with_first(described, first)  # a restart begins with the first fit again
         self._tensor = SharedArray(np.frombuffer(json.dumps(self._description).encode(), np.uint8))
-        self.conditions: list[str] = []
-        self.lost: list[str] = []
+        self.found: list[Finding] = []
         self.variable_keys: set[int] = set()
         self._differing: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # by dataset
         self._first_trace = getattr(fit.model, "train_function", None), graphs.trace_count(fit.model)
@@ -97,17 +93,17 @@ class UserState:
             {path: why for path, why in places.items() if path in now.changed_sets or not now.is_below_own_state(path)}
             for places in (now.unknown, now.code_conditions, found.lost)
         )
-        findings = [
-            *(finding("unknown", path, why, now, found.records) for path, why in unknown.items()),
-            *(finding("code", path, why, now) for path, why in code.items() if is_called(path, now)),
-            *(finding("code", path, DRAWN, now) for path in drawing_in_traces(now, traces_step=traces_step)),
-            *(finding("traced", path, "", now) for path in self._changed_after_a_trace(now, found)),
-            *(finding("lost", path, why, now) for path, why in lost.items()),
-            *(finding("lost", path, _ADAPTED, now) for path in self._adapted_again(now)),
+        self.found = [
+            *(findings.unseen(path, why, now, found.records) for path, why in unknown.items()),
+            *(findings.code(path, why) for path, why in code.items() if is_called(path, now)),
+            *(findings.code(path, DRAWN) for path in drawing_in_traces(now, traces_step=traces_step)),
+            *map(findings.traced, self._changed_after_a_trace(now, found)),
+            *findings.not_restored(lost),
+            *(findings.lost(path, _ADAPTED) for path in self._adapted_again(now)),
+            *self._readers_of_the_input(now),
+            *self._changed_after_a_copy(now, found),
+            *self._changed_tables(now, found),
         ]
-        self.conditions, self.lost = group(findings)
-        self.conditions += self._readers_of_the_input(now) + self._changed_after_a_copy(now, found)
-        self.conditions += self._changed_tables(now, found)
         own = (node.value for node in now.nodes.values() if node.kind == "variable")
         self.variable_keys = {variables.key(c) for variable in own for c in variables.components(variable)}
         tensors = {**found.tensors, _DESCRIPTION: self._tensor}
@@ -162,7 +158,7 @@ class UserState:
         traced: Mapping[str, JSON] | None,
         saved: Mapping[str, JSON],
         tensors: Mapping[str, np.ndarray[Any, Any]],
-    ) -> list[str]:
+    ) -> list[Finding]:
         """Traces the train step with the values that the interrupted run had when it traced its own.
 
         Args:
@@ -190,7 +186,7 @@ class UserState:
             self._note_trace()
         now = self._traced[-1].digests
         differing = [path for path in dict.fromkeys([*wanted, *now]) if wanted.get(path) != now.get(path)]
-        return group(finding("traced", path, "", Found()) for path in differing)[0]
+        return list(map(findings.traced, differing))
 
     def _put_back_start(self, paths: Collection[str]) -> None:
         """Gives values that a callback has changed in this epoch already those of the start."""
@@ -217,45 +213,32 @@ class UserState:
         saved: Mapping[str, JSON],
         tensors: Mapping[str, np.ndarray[Any, Any]],
         set_states: Callable[[], None] = lambda: None,
-    ) -> tuple[list[str], list[str]]:
-        """Puts back what was saved, `set_state` of the callbacks included.
-
-        Returns:
-            What could not be put back, and conditions, a sentence each.
-        """
+    ) -> list[Finding]:
+        """Puts back what was saved, `set_state` of the callbacks included; returns what is not as it was."""
         if not saved and not self._start.with_own_state:
             set_states()
-            return [], []
+            return []
         shared_with_input = self.input.shared_with(self._walk())
         failed, others = restoring.restore_and_compare(saved, tensors, self._walk, set_states)
         now = self._walk().nodes if shared_with_input else {}
         replaced = [path for path, value in shared_with_input.items() if path in now and now[path].value is not value]
-        return not_restored(failed), set_otherwise([*others, *replaced])
+        return [*findings.not_restored(failed), *findings.set_otherwise([*others, *replaced])]
 
-    def restore_input(
-        self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]
-    ) -> tuple[list[str], list[str]]:
+    def restore_input(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[Finding]:
         """Does and returns the same for the input's code, as of when the epoch began."""
         failed, others = self.input.restore(saved, tensors)
-        return not_restored(failed), set_otherwise(others)
+        return [*findings.not_restored(failed), *findings.set_otherwise(others)]
 
-    def edits(self, tensors: Mapping[str, np.ndarray[Any, Any]], named: Collection[str]) -> tuple[list[str], list[str]]:
-        """Returns what the script says otherwise than in the interrupted run: settings of training, and conditions.
+    def edits(self, tensors: Mapping[str, np.ndarray[Any, Any]], named: Collection[str]) -> list[Finding]:
+        """Returns what the script says otherwise than in the interrupted run.
 
         Args:
             tensors: Of the backup.
             named: Settings that are reported already.
         """
         if _DESCRIPTION not in tensors:
-            return [], []
-        found = edits.compare(json.loads(bytes(tensors[_DESCRIPTION])), self._description)
-        settings = [
-            f"{place} of {owner} changed from {was} to {now}" if place else f"{owner} changed from {was} to {now}"
-            for (owner, place), (was, now) in ((words(path), pair) for path, pair in found.settings.items())
-            if place.rpartition(".")[2] not in named
-        ]
-        others = {path: pair for path, pair in found.others.items() if path.rpartition("/")[2] not in named}
-        return first_few(settings), edit_conditions(dataclasses.replace(found, others=others))
+            return []
+        return findings.of_edits(edits.compare(json.loads(bytes(tensors[_DESCRIPTION])), self._description), named)
 
     def note_trace(self) -> None:
         """A step was traced, or may have been: notes what it may have read, if so."""
@@ -288,38 +271,38 @@ class UserState:
     def _policy(self) -> Policy:
         return Policy(is_asserted, own_state, lambda: self.saved_keys(), lambda value: id(value) in self._listed)
 
-    def _readers_of_the_input(self, now: Found) -> list[str]:
+    def _readers_of_the_input(self, now: Found) -> list[Finding]:
         """Callbacks that could read a dataset whose passes differ; one of the input's would change its order too."""
         datasets = {path: node.value for path, node in now.nodes.items() if node.kind == "dataset"}
         shuffled = {id(stage) for stage in pipeline.seeded_reshuffles(self._fit.data)} if datasets else set()
-        conditions = []
+        found = []
         for path, dataset in datasets.items():
             owner, place = words(path)
             if shuffled & set(map(id, pipeline.reshuffling_stages(dataset))):
-                conditions.append(f"{owner} does not read `{place}`, which the input reshuffles in each pass")
+                found.append(Finding("reshuffled-by-reader", owner, (place,)))
             elif self._passes_differ(dataset):
-                conditions.append(f"{owner} does not read `{place}`, or each pass over it is the same")
-        return conditions
+                found.append(Finding("passes-of-reader", owner, (place,)))
+        return found
 
-    def _changed_after_a_copy(self, now: Found, found: changes.Changes) -> list[str]:
+    def _changed_after_a_copy(self, now: Found, found: changes.Changes) -> list[Finding]:
         """Arrays that training has changed, of which a resumed fit would copy other values for its validation."""
         copied = self._fit.copied_by_validation
-        conditions = []
+        changed = []
         for path in found.records if copied else ():
             node = now.node(path)
             array = None if node is None else node.value
             if static.is_a(array, np.ndarray) and any(np.may_share_memory(array, other) for other in copied):
                 owner, place = words(path)
-                conditions.append(f"{place} of {owner} is as it was when the first validation of this fit() copied it")
-        return conditions
+                changed.append(Finding("validation-copied", owner, (place,)))
+        return changed
 
-    def _changed_tables(self, now: Found, found: changes.Changes) -> list[str]:
+    def _changed_tables(self, now: Found, found: changes.Changes) -> list[Finding]:
         """Lookup tables that training changes: an input that reads them is read ahead, before they are restored."""
         nodes = {path: now.node(path) for path in found.records}
         tables = [path for path, node in nodes.items() if node is not None and node.kind == "table"]
         if not tables or not pipeline.looks_up_tables(self._fit.data):
             return []
-        return [f"the input does not read `{place}` of {owner}" for owner, place in map(words, tables)]
+        return [Finding("table-read", owner, (place,)) for owner, place in map(words, tables)]
 
     def _passes_differ(self, dataset: Any) -> bool:
         if dataset not in self._differing:
