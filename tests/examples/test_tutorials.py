@@ -22,6 +22,12 @@ from tests.support.processes import worker_processes
 
 pytestmark = [pytest.mark.kill, pytest.mark.slow]
 
+# Of a shuffle with a seed under a strategy, nothing else is left open.
+ONLY_READS = (
+    r"Resumed from .*: exact if the training data were read before fit\(\) as often as in the interrupted run, which "
+    r"was not compared \(under a strategy, iterators do not show their seeds\)$"
+)
+
 
 def run(place: Path, name: str, kills: Sequence[str] = (), workers: int = 1) -> tuple[list[str], str, list[list[int]]]:
     """What each worker printed at the end, what they said on their way, and how each attempt ended."""
@@ -49,7 +55,7 @@ def test_the_mirrored_tutorial_killed_twice_ends_as_it_would_have(tmp_path: Path
     (wanted,), _, _ = run(tmp_path / "uninterrupted", "mirrored")
     (found,), said, codes = run(tmp_path / "killed", "mirrored", ["30", "35"])
     assert codes == [[-9], [-9], [0]]
-    assert len(re.findall(r"Resumed from .*: exact$", said, re.MULTILINE)) == 2, said
+    assert len(re.findall(ONLY_READS, said, re.MULTILINE)) == 2, said
     assert found == wanted
     assert_said("mirrored_keras", found)
     assert_same_end(tmp_path / "killed", tmp_path / "uninterrupted")
@@ -60,7 +66,7 @@ def test_the_multi_worker_tutorial_continues_whichever_worker_is_killed(tmp_path
     wanted, _, _ = run(tmp_path / "uninterrupted", "multi-worker", workers=2)
     found, said, codes = run(tmp_path / "killed", "multi-worker", ["0:30", "1:15"], workers=2)
     assert codes == [[-9, 138], [138, -9], [0, 0]]
-    assert len(re.findall(r"Resumed from .*: exact$", said, re.MULTILINE)) >= 2, said
+    assert len(re.findall(ONLY_READS, said, re.MULTILINE)) >= 2, said
     assert found == wanted
     assert_said("multi_worker", found[0])
     assert_same_end(tmp_path / "killed", tmp_path / "uninterrupted")
