@@ -545,11 +545,14 @@ def _sentence(together: list[Finding]) -> str:
     if first.carried_from == FINISHED:
         return f"nothing depends on what the earlier fit(), which is finished, could not save ({text})"
     if first.carried_from:
-        return f"the resume at {first.carried_from}, which was not exact, made no difference: {text}"
+        return f"the resume at {_bounded(first.carried_from)}, which was not exact, made no difference: {text}"
     return text
 
 
 def _filled(template: str, finding: Finding, items: str = "") -> str:
-    detail = [value if len(value) <= _LONGEST else f"{value[:_LONGEST]}..." for value in finding.detail]
-    detail += [""] * (6 - len(detail))  # a backup of another version may have fewer
-    return template.format(*detail, subject=finding.subject, code=finding.code, items=items)
+    detail = [*map(_bounded, finding.detail), *[""] * 6]  # a backup of another version may have fewer
+    return template.format(*detail, subject=_bounded(finding.subject), code=_bounded(finding.code), items=items)
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

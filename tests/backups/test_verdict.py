@@ -94,6 +94,8 @@ def test_what_two_objects_have_is_said_of_each() -> None:
         ["environment", "", [], ""],  # fewer than the sentence has places
         ["environment", "\x1b[31m", ["\x07" * 9, "{0}", "{subject}", "4", "5", "6", "7"], "\n"],
         ["environment", "", ["x" * 10**6], ""],
+        ["set-otherwise", "x" * 10**6, ["x" * 10**6], "x" * 10**6],
+        ["x" * 10**6, "", [], ""],
     ],
 )
 def test_a_sentence_of_what_another_version_has_written_is_bounded_and_printable(found: list[Any]) -> None:
