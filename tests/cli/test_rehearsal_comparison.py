@@ -163,16 +163,20 @@ def test_nan_in_a_log_is_no_difference(tmp_path: Path) -> None:
     assert first_difference(one, other) is None
 
 
-def test_the_order_of_the_newest_checkpoint_is_not_compared_and_its_best_value_is(tmp_path: Path) -> None:
-    def saved(best: float, generation: int) -> dict[str, Any]:
+@pytest.mark.parametrize("kind", ["within", "end"])
+def test_of_the_files_of_checkpoints_the_best_value_is_compared_at_the_end(tmp_path: Path, kind: Any) -> None:
+    def run(place: Path, best: float | None, generation: int) -> Backups:
         state = {"best": best, "counters": [1, 0], "last_saved": [generation, 7]}
-        return {"callback:kdc.ModelCheckpoint(monitor=loss)": state}
+        store, position = begin(place), Position(kind, 1, 2 if kind == "within" else 0, 2)
+        states = ({"callback:kdc.ModelCheckpoint(monitor=loss)": state},)
+        commit(store, 1, TENSORS, position=position, states=states)
+        return Backups.read(store)
 
-    one, other = run(tmp_path / "a", state=saved(0.5, 1)), run(tmp_path / "b", state=saved(0.5, 2))
-    assert first_difference(one, other) is None
-    found = first_difference(one, run(tmp_path / "c", state=saved(0.25, 1)))
-    assert found is not None
-    assert [state.path for state in found.states] == ["best"]
+    one = run(tmp_path / "a", 0.5, 1)
+    assert first_difference(one, run(tmp_path / "b", 0.5, 2)) is None
+    found = first_difference(one, run(tmp_path / "c", None, 1))
+    assert (found is None) == (kind == "within")
+    assert [state.path for state in (found.states if found else ())] == ["best"] * (kind == "end")
 
 
 def test_a_process_that_has_traced_no_step_does_not_differ_by_that(tmp_path: Path) -> None:

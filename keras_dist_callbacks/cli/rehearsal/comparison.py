@@ -283,15 +283,20 @@ def _states(one: Manifest, other: Manifest) -> list[State]:
                 continue  # a process that had no step left to train has traced none
             if topic.startswith(findings.SAVED):
                 continue  # what was found is no state; of earlier resumes, an uninterrupted run has none
-            pair = [_comparable(topic, state.get(topic)) for state in (first, second)]
+            pair = [_comparable(topic, state.get(topic), is_end=one.done) for state in (first, second)]
             found += [State(_topic_in_words(topic), *gap) for gap in _gaps(*pair)]
     return list(dict.fromkeys(found))
 
 
-def _comparable(topic: str, value: JSON) -> JSON:
-    """Without the order of a ModelCheckpoint's newest file, which counts the processes."""
+def _comparable(topic: str, value: JSON, *, is_end: bool) -> JSON:
+    """Without what a ModelCheckpoint knows of its files.
+
+    The order of the newest one counts the processes. The best one is that in place: a process learns at an epoch's end
+    that the file of the epoch before is, and a restart sees it at once; when training has ended, all are.
+    """
     if topic.startswith(_OWN_CHECKPOINT) and isinstance(value, dict):
-        return {name: part for name, part in value.items() if name != "last_saved"}
+        left_out = ("last_saved",) if is_end else ("last_saved", "best")
+        return {name: part for name, part in value.items() if name not in left_out}
     return value
 
 
