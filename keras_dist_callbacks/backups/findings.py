@@ -413,9 +413,9 @@ CATALOG: Mapping[str, Row] = {
         f"not complete now, so that {_OTHER_DRAWS}",
         "put them back, or give each stage its own random layer or SeedGenerator",
     ),
-    "input-code": Row("unknown", _NO_STATE + "shares no random state with callbacks", f"({_INPUT_ADVICE})"),
-    "input-code-ahead": Row("unknown", _NO_STATE + "draws from no global random state", f"({_INPUT_ADVICE})"),
-    "batches-again": Row("unknown", _SAME_BATCHES + "{1}", f"({_INPUT_ADVICE})"),
+    "input-code": Row("unknown", f"{_NO_STATE}shares no random state with callbacks ({_INPUT_ADVICE})"),
+    "input-code-ahead": Row("unknown", f"{_NO_STATE}draws from no global random state ({_INPUT_ADVICE})"),
+    "batches-again": Row("unknown", f"{_SAME_BATCHES}{{1}} ({_INPUT_ADVICE})"),
     "writer-of-input": Row("unknown", "within an epoch, {subject} does not change what the PyDataset reads"),
     "writer-of-position": Row("unknown", "{subject} does not change what the input's get_state returns"),
     "table-read": Row("unknown", "the input does not read `{0}` of {subject}"),
@@ -540,8 +540,7 @@ def _sentence(together: list[Finding]) -> str:
     items = list(dict.fromkeys(_filled(row.item, one) for one in together)) if row.item else []
     text = _filled(row.sentence, first, ", ".join(first_few(items)))
     if row.advice:
-        advice = _filled(row.advice, first)
-        text += f" {advice}" if advice.startswith("(") else f"; {advice}"
+        text += f"; {_filled(row.advice, first)}"
     if first.carried_from == FINISHED:
         return f"nothing depends on what the earlier fit(), which is finished, could not save ({text})"
     if first.carried_from:

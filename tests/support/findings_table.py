@@ -17,7 +17,7 @@ def table() -> str:
     """The rows of the catalog; what fills a sentence is `...`."""
     rows = ["| Code | Verdict | What it says | What to do |", "|---|---|---|---|"]
     for code, row in CATALOG.items():
-        texts = (_PLACE.sub("...", text).replace("|", "\\|") for text in (row.sentence, row.advice.strip("()")))
+        texts = (_PLACE.sub("...", text).replace("|", "\\|") for text in (row.sentence, row.advice))
         rows.append(f"| `{code}` | {_VERDICTS[row.effect]} | {' | '.join(texts)} |")
     return "\n".join(rows)
 
