@@ -52,7 +52,7 @@ class CheckpointWriter:
         self._storage, self._template, self._most_failures = storage, template, most_failures
         self.generation, self.token = 1, ""
         self.published: tuple[int, int] | None = None
-        self._owner, self._ticket = Owner(), 0
+        self._owner = Owner()
         self._failures = 0  # in a row
         self._refused: dict[int, str] = {}  # by the error's id: what the store has not taken
         self._handed: Record | None = None  # of the newest file that was handed over
@@ -105,14 +105,14 @@ class CheckpointWriter:
 
     def make_room(self) -> None:
         """Waits for the file before: a slow store must not fill the local disk. One that has failed is given up."""
-        shared_writer().wait_for(self._ticket)
+        shared_writer().wait_for(self._owner)
         self._forget_unpublished()
 
     def submit(self, file: SavedFile) -> None:
         """Hands a file to the queue; where no thread can be started, it waits for another try, with a warning."""
         self._handed, self._unpublished = file.record, None
         try:
-            self._ticket = shared_writer().submit(functools.partial(self._publish, file), file.what, self._owner)
+            shared_writer().submit(functools.partial(self._publish, file), file.what, self._owner)
         except RuntimeError as error:
             self._unpublished = file
             warn(

@@ -7,18 +7,11 @@ import dataclasses
 import functools
 import platform
 import queue
-import time
 from collections.abc import Callable, Mapping
 from typing import Self
 
 from keras_dist_callbacks.backups.reading import Allocate
-from keras_dist_callbacks.backups.snapshot import (
-    JSON,
-    CommitId,
-    Position,
-    Snapshot,
-    WorkerState,
-)
+from keras_dist_callbacks.backups.snapshot import JSON, CommitId, Position, Snapshot, WorkerState
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -38,6 +31,7 @@ class BackupEngine:
     """Saves snapshots of one run and finds the newest good one of earlier runs.
 
     Attributes:
+        cluster: Who takes part.
         fenced: Why this run does not own the directory any more; None as long as that is not known.
     """
 
@@ -50,18 +44,26 @@ class BackupEngine:
         options: EngineOptions,
         runs: Callable[[], bool] = lambda: True,
     ) -> None:
+        self.cluster = cluster
         self._store = store
-        self._cluster = cluster
         self._worker_states = exchange
         self._writer, self._owner = writer, Owner(runs)
         self._options = options = dataclasses.replace(options, progress=is_shown(options.progress))
-        self._saves = 0
-        self._ticket = 0  # of the newest save in the writer's queue
-        self._skipped = SkippedSaves()
         self._committer = Committer(store, exchange, options, self._note)
-        self._failed, self._longest_save = 0, 0.0
-        self.fenced: FencedError | None = None
+        self._saves = self._failed = 0  # in all; in a row
+        self._skipped = SkippedSaves()
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()  # what happened in the background
+        self.fenced: FencedError | None = None
+
+    @property
+    def name(self) -> str:
+        """What distinguishes this run's messages from another's; the same on every worker."""
+        return self._worker_states.name
+
+    @property
+    def runs(self) -> bool:
+        """Whether the run has not ended; to be asked in any thread."""
+        return self._owner.runs()
 
     @property
     def shows_progress(self) -> bool:
@@ -86,7 +88,7 @@ class BackupEngine:
     @property
     def writing(self) -> bool:
         """Whether a backup is being written; other jobs of the writer do not count."""
-        return not self._writer.is_done(self._ticket)
+        return not self._writer.is_done(self._owner)
 
     @property
     def waits(self) -> bool:
@@ -96,7 +98,7 @@ class BackupEngine:
     @property
     def seconds_to_save(self) -> float:
         """How long a last backup may take: as the longest one so far, after what is being written."""
-        return (self._longest_save or ASSUMED_SAVE_SECONDS) + self._writer.seconds_left
+        return (self._owner.longest or ASSUMED_SAVE_SECONDS) + self._writer.seconds_left
 
     @property
     def held_bytes(self) -> int:
@@ -123,7 +125,7 @@ class BackupEngine:
 
     def prepare(self) -> None:
         """Makes sure that the chief can write into the directory; raises what `BackupStore.prepare` does."""
-        self._cluster.on_chief(self._store.prepare, "opening the backup directory")
+        self.cluster.on_chief(self._store.prepare, "opening the backup directory")
 
     def pick(self, allocate: Allocate | None = None) -> tuple[CommitId, WorkerState] | None:
         """The newest good commit, the same on every worker, verified; None if nothing was ever committed.
@@ -135,20 +137,20 @@ class BackupEngine:
             DamagedBackupError: No commit is intact.
             ClusterError: A worker cannot read what the chief chose.
         """
-        workers, worker, timeout = self._cluster.num_workers, self._cluster.worker_index, self._cluster.patience
-        chosen = self._cluster.on_chief(
+        workers, worker, timeout = self.cluster.num_workers, self.cluster.worker_index, self.cluster.patience
+        chosen = self.cluster.on_chief(
             lambda: latest_intact(self._store, workers, allocate, verbose=self._options.progress),
             "choosing a backup",
             timeout,
         )
-        name = self._cluster.broadcast(chosen[0].name if chosen else None, "chosen backup", timeout, kind=str | None)
+        name = self.cluster.broadcast(chosen[0].name if chosen else None, "chosen backup", timeout, kind=str | None)
         if name is None:
             self._report_backup(None)
             return None
         commit = CommitId.parse(name.rpartition("/")[2])
         if commit is None:
             raise BackupError(f"{name!r} is not a commit")
-        state = self._cluster.agree(
+        state = self.cluster.agree(
             lambda: chosen[1] if chosen else load(self._store, self._store.manifest(commit), workers, worker, allocate),
             f"reading {self._store.storage.display(name)}",
             timeout,
@@ -167,10 +169,10 @@ class BackupEngine:
         Returns:
             The generation, on every worker.
         """
-        described = {**info, "python": platform.python_version(), "workers": self._cluster.num_workers}
+        described = {**info, "python": platform.python_version(), "workers": self.cluster.num_workers}
         self._committer.info = described
-        taken = self._cluster.on_chief(lambda: self._store.claim(described, by), "claiming the backup directory")
-        self._store.generation = int(self._cluster.broadcast(taken, "generation", kind=int))
+        taken = self.cluster.on_chief(lambda: self._store.claim(described, by), "claiming the backup directory")
+        self._store.generation = int(self.cluster.broadcast(taken, "generation", kind=int))
         return self._store.generation
 
     # --- while training
@@ -189,33 +191,33 @@ class BackupEngine:
         with progress_file().during(Phase.SAVE):
             self._saves += 1
             try:
-                if self._writer.busy and self._cluster.is_chief:
+                if self._writer.busy and self.cluster.is_chief:
                     self._worker_states.mark_queued(self._saves)
-                self._writer.wait_for(self._ticket)
+                self._writer.wait_for(self._owner)
                 self._hand_over(take())
             except BaseException:
                 self._skip()
                 raise
 
     def _hand_over(self, snapshot: Snapshot) -> None:
-        chief = self._cluster.is_chief
+        chief = self.cluster.is_chief
         write, note_failure = (self._write, self._note_failure) if chief else (self._deliver, self._note_missing_part)
         self._skipped.record_start(snapshot.position.step)
         what = f"backup at {snapshot.position}"
         try:
-            self._ticket = self._writer.submit(functools.partial(write, self._saves, snapshot), what, self._owner)
+            self._writer.submit(functools.partial(write, self._saves, snapshot), what, self._owner)
         except RuntimeError as error:
             self._skip()
             note_failure(snapshot.position, error)
 
     def _skip(self) -> None:
         """Other workers do not wait for the chief in a save that it could not begin."""
-        if self._cluster.is_chief:
+        if self.cluster.is_chief:
             self._worker_states.skip(self._saves)
 
     def note_late(self, step: int, every: int) -> None:
         """On the chief: a backup that is due every so many steps waits for the one that is being written."""
-        if self._cluster.is_chief and (note := self._skipped.record_late(step, every)) is not None:
+        if self.cluster.is_chief and (note := self._skipped.record_late(step, every)) is not None:
             self._note(note)
 
     def poll(self) -> None:
@@ -262,8 +264,8 @@ class BackupEngine:
         self._writer.wait(timeout)
         self._writer.raise_failure(self._owner)
         newest = None if self.committed is None else dataclasses.asdict(self.committed)
-        newest = self._cluster.broadcast(newest, "stopping early", timeout, kind=Position | None)
-        self._cluster.leave("stopping early", timeout)
+        newest = self.cluster.broadcast(newest, "stopping early", timeout, kind=Position | None)
+        self.cluster.leave("stopping early", timeout)
         return None if newest is None else Position(**newest)
 
     def finish(self, take: Callable[[], Snapshot], *, delete: bool) -> None:
@@ -273,12 +275,12 @@ class BackupEngine:
             take: Captures this worker's final state.
             delete: Remove the backup afterwards.
         """
-        self._cluster.barrier("end of training", self._cluster.patience)
+        self.cluster.barrier("end of training", self.cluster.patience)
         self.save(take)
-        self._cluster.on_chief(functools.partial(self._complete, delete), "the final backup", self._cluster.patience)
+        self.cluster.on_chief(functools.partial(self._complete, delete), "the final backup", self.cluster.patience)
         self._writer.wait()
         with contextlib.suppress(PeerLostError):  # everything is done: a worker that is lost now may have ended
-            self._cluster.leave("end of fit", self._cluster.patience)
+            self.cluster.leave("end of fit", self.cluster.patience)
         if (note := self._skipped.summary()) is not None:
             self._note(note)
         self.poll()
@@ -289,8 +291,8 @@ class BackupEngine:
         Args:
             commit: The name of the last backup.
         """
-        self._cluster.on_chief(
-            functools.partial(self._delete_if_newest, commit), "deleting the backup", self._cluster.patience
+        self.cluster.on_chief(
+            functools.partial(self._delete_if_newest, commit), "deleting the backup", self.cluster.patience
         )
         self.poll()
 
@@ -327,7 +329,6 @@ class BackupEngine:
     # --- in the background
 
     def _write(self, save: int, snapshot: Snapshot) -> None:
-        began = time.monotonic()
         try:
             self._committer.commit(save, snapshot)
         except FencedError as error:
@@ -342,8 +343,6 @@ class BackupEngine:
             self._failed = 0
             self._skipped.record_commit()
             self._report_backup(snapshot.position)
-        finally:
-            self._longest_save = max(self._longest_save, time.monotonic() - began)
 
     def _deliver(self, save: int, snapshot: Snapshot) -> None:
         """On another worker than the chief, which writes."""
@@ -357,7 +356,7 @@ class BackupEngine:
 
     def _report_backup(self, newest: Position | None) -> None:
         """Tells a launcher of the newest backup; the chief does so, the only one that always knows."""
-        if self._cluster.is_chief:
+        if self.cluster.is_chief:
             progress_file().backup(self.directory, None if newest is None else newest.step)
 
     def _note_failure(self, position: Position, error: Exception) -> None:

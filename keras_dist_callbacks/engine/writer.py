@@ -21,15 +21,19 @@ from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.terminal import warn
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Owner:
     """A run that hands jobs over, and asks how they ended.
 
     Attributes:
         runs: Whether it has not ended, to be asked in any thread: what fails later is a warning, and ends nothing else.
+        newest: The number of its newest job in the queue; 0 before the first.
+        longest: Seconds that its longest job took.
     """
 
     runs: Callable[[], bool] = lambda: True
+    newest: int = 0
+    longest: float = 0.0
 
 
 _NOBODY = Owner(lambda: False)
@@ -40,7 +44,7 @@ class _Job:
     run: Callable[[], None]
     what: str
     owner: Owner
-    ticket: int
+    number: int
 
 
 class Writer(Shared):
@@ -49,8 +53,8 @@ class Writer(Shared):
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._jobs: collections.deque[_Job] = collections.deque()
-        self._tickets = itertools.count(1)
-        self._done = 0  # the last ticket
+        self._numbers = itertools.count(1)
+        self._done = 0  # the number of the last one
         self._thread: threading.Thread | None = None
         self._failures: list[tuple[Owner, BaseException]] = []
         self._longest, self._began = 0.0, time.monotonic()
@@ -76,7 +80,7 @@ class Writer(Shared):
         """Whether `raise_failure` would raise; asked after every step, so without a lock."""
         return any(whose is owner for whose, _ in self._failures)
 
-    def submit(self, run: Callable[[], None], what: str, owner: Owner = _NOBODY) -> int:
+    def submit(self, run: Callable[[], None], what: str, owner: Owner = _NOBODY) -> None:
         """Appends a job.
 
         Args:
@@ -84,14 +88,11 @@ class Writer(Shared):
             what: For messages, such as `"backup at step 1200"`.
             owner: Who asks for its failure. Defaults to nobody: it is a warning at once.
 
-        Returns:
-            A number for `is_done` and `wait_for`.
-
         Raises:
             RuntimeError: No thread can be started, and nothing is.
         """
         with self._condition:
-            job = _Job(run, what, owner, next(self._tickets))
+            job = _Job(run, what, owner, next(self._numbers))
             self._jobs.append(job)
             if self._thread is None:
                 try:
@@ -99,21 +100,21 @@ class Writer(Shared):
                 except BaseException:
                     self._jobs.remove(job)
                     raise
-        return job.ticket
+            owner.newest = job.number
 
-    def is_done(self, ticket: int) -> bool:
-        """Whether a job is done, and every one before it; asked after every step, so without a lock."""
-        return self._done >= ticket
+    def is_done(self, owner: Owner) -> bool:
+        """Whether every job of an owner is done; asked after every step, so without a lock."""
+        return self._done >= owner.newest
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until every job is done; whether that happened within `timeout` seconds."""
         with self._condition:
             return self._condition.wait_for(lambda: self._thread is None, timeout)
 
-    def wait_for(self, ticket: int) -> None:
-        """Waits until a job, and every one before it, is done."""
+    def wait_for(self, owner: Owner) -> None:
+        """Waits until every job of an owner is done; those of others that come later are not waited for."""
         with self._condition:
-            self._condition.wait_for(lambda: self._done >= ticket or self._thread is None)
+            self._condition.wait_for(lambda: self.is_done(owner) or self._thread is None)
 
     def raise_failure(self, owner: Owner) -> None:
         """Raises, once, the first error that a job of an owner ended with."""
@@ -154,10 +155,10 @@ class Writer(Shared):
         lower_priority()
         job = self._next()
         while job is not None:
-            ticket = job.ticket
+            number = job.number
             self._run(job)
             del job  # the snapshot must be released when it counts as done
-            self._done = ticket
+            self._done = number
             job = self._next()
 
     def _next(self) -> _Job | None:
@@ -178,7 +179,8 @@ class Writer(Shared):
             with contextlib.suppress(Warning):  # where warnings are errors, the next run reports it
                 self.report_left()
         finally:
-            self._longest = max(self._longest, time.monotonic() - self._began)
+            took = time.monotonic() - self._began
+            self._longest, job.owner.longest = max(self._longest, took), max(job.owner.longest, took)
 
 
 def shared_writer() -> Writer:

@@ -65,22 +65,22 @@ def test_training_that_is_nice_itself_is_not_overtaken() -> None:
 
 
 def test_a_thread_that_cannot_start_leaves_nothing_to_wait_for() -> None:
-    writer, done = Writer(), list[int]()
+    writer, owner, done = Writer(), Owner(), list[int]()
     with refused(), pytest.raises(RuntimeError, match=r"can't start new thread\): raise the limit of threads"):
-        writer.submit(lambda: done.append(1), "refused")
+        writer.submit(lambda: done.append(1), "refused", owner)
     assert writer.wait(1)
-    writer.wait_for(1)
+    writer.wait_for(owner)
     writer.submit(lambda: done.append(2), "later")
     assert writer.wait(10)
     assert done == [2]
 
 
 def test_jobs_that_come_all_the_time_are_all_done_in_their_order() -> None:
-    writer, done = Writer(), list[int]()
+    writer, owner, done = Writer(), Owner(), list[int]()
     for number in range(3000):
-        ticket = writer.submit(lambda number=number: done.append(number), "a job")  # type: ignore[misc]
+        writer.submit(lambda number=number: done.append(number), "a job", owner)  # type: ignore[misc]
     assert writer.wait(30)
-    assert writer.is_done(ticket)
+    assert writer.is_done(owner)
     assert done == list(range(3000))
 
 
@@ -89,12 +89,12 @@ def _fail(text: str) -> None:
 
 
 def test_a_job_is_waited_for_without_those_after_it() -> None:
-    writer, go_on = Writer(), threading.Event()
-    first = writer.submit(lambda: None, "first")
-    writer.submit(lambda: go_on.wait(30), "second")
-    writer.wait_for(first)
+    writer, one, other, go_on = Writer(), Owner(), Owner(), threading.Event()
+    writer.submit(lambda: None, "first", one)
+    writer.submit(lambda: go_on.wait(30), "second", other)
+    writer.wait_for(one)
     assert writer.busy
-    assert (writer.is_done(first), writer.is_done(first + 1)) == (True, False)
+    assert (writer.is_done(one), writer.is_done(other)) == (True, False)
     go_on.set()
     assert writer.wait(30)
 
