@@ -200,7 +200,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         options_of_engine = replace(self._options, keep_all=plan is not None)
         engine = BackupEngine.open(self._storage, cluster, name, options_of_engine, runs)
         engine.prepare()
-        shutdown = ShutdownController(self._shutdown, engine, cluster, name, self._say_problem, runs)
+        shutdown = ShutdownController(self._shutdown, engine, self._say_problem)
         options = SessionOptions(
             owner=self,
             directory=self._storage.display(),

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
-import contextlib
 import enum
 import os
-import signal
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import astuple, dataclass, field
 from typing import Any, NoReturn
 
@@ -24,13 +20,12 @@ from keras_dist_callbacks.options import ShutdownOptions
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.progress_file import unless_restarted
 from keras_dist_callbacks.shutdown.preemption_notice import Notice, NoticePoller
-from keras_dist_callbacks.shutdown.signals import SignalListener, handler_of, has_non_python_handler, let_children_end
+from keras_dist_callbacks.shutdown.signals import PREEMPTED, StopSignals, let_children_end
 from keras_dist_callbacks.shutdown.time_limit import TimeLimit
 from keras_dist_callbacks.shutdown.watchdog import GIL_SECONDS, Watchdog
-from keras_dist_callbacks.terminal import data_size, is_first
+from keras_dist_callbacks.terminal import data_size
 
-PREEMPTED, INTERRUPTED, STOPPED = "preempted", "interrupted", "stopped"
-_INTERRUPT_SECONDS = 10.0
+STOPPED = "stopped"
 _BUDGET_SECONDS = 120.0
 _LOSS_BUDGET_SECONDS = 8.0
 _LEAST_SECONDS = 5.0  # to end in, once a loss is known
@@ -69,11 +64,9 @@ class Runs(Shared):
 
     Attributes:
         open: Those that have begun.
-        unheeded: Signals that came while a run ended; the next run handles them.
     """
 
     open: list[ShutdownController] = field(default_factory=list)
-    unheeded: list[signal.Signals] = field(default_factory=list)
 
 
 class ShutdownController:
@@ -82,78 +75,47 @@ class ShutdownController:
     Args:
         options: What was asked for.
         engine: The run's.
-        cluster: Who has to agree.
-        name: What distinguishes this run from another; the same on every worker.
         say: Prints a line, on the chief.
-        runs: Whether the run has not ended, to be asked in any thread.
 
     Raises:
         ConfigError: `peer_timeout` is over before the loss of a worker is known.
     """
 
-    def __init__(
-        self,
-        options: ShutdownOptions,
-        engine: BackupEngine,
-        cluster: Cluster,
-        name: str,
-        say: Callable[[str], None],
-        runs: Callable[[], bool] = lambda: True,
-    ) -> None:
-        known = messaging.heartbeat_timeout() + _NOTICE_SECONDS + GIL_SECONDS
-        peer_timeout = timeouts.seconds_of("peer_timeout")
-        if cluster.num_workers > 1 and peer_timeout < known + _LEAST_SECONDS:
-            heartbeat_timeout = messaging.heartbeat_timeout()
-            raise ConfigError(
-                f"peer_timeout={peer_timeout:g} is too short: the loss of a worker is known after {known:g} s "
-                f"(heartbeat_timeout={heartbeat_timeout:g}); set it in ClusterOptions, or KDC_PEER_TIMEOUT in the "
-                f"environment, to {known + _LEAST_SECONDS:g} or more"
-            )
+    def __init__(self, options: ShutdownOptions, engine: BackupEngine, say: Callable[[str], None]) -> None:
         self.options = options
-        self._preempting = [signal.Signals[str(name)] for name in options.signals]  # which made names of them
-        self._engine = engine
-        self._cluster = cluster
-        self._say = say
-        self._name = name
-        self._stop = CoordinatedStop(cluster, name, self._on_request)
-        self._signals = SignalListener(self._on_signal, self._note_in_handler)
-        self._limit = None
-        if options.time_limit is not None:
-            self._limit = TimeLimit.of(options.time_limit, options.grace_period, lambda: engine.seconds_to_save)
-        self._notices: list[NoticePoller] = []
-        self._watchdog = Watchdog(options.grace_period, self._last_message)
-        self._peer_loss_watchdog = Watchdog(max(_LEAST_SECONDS, peer_timeout - known), self._message_after_loss)
-        self._runs = runs
-        self._process = os.getpid()
-        self._impatience: threading.Timer | None = None
-        self._signalled: signal.Signals | None = None
+        self._engine, self._cluster, self._say = engine, engine.cluster, say
         self._phase = _Phase.NEW
-        self._stuck = False  # a thread still writes
+        self._stop = CoordinatedStop(self._cluster, engine.name, self._on_request)
+        self._signals = StopSignals(options, self._cluster.num_workers > 1, say, self._ask, self._note)
+        self._notices = self._notices_of(options)
+        self._watchdog = Watchdog(options.grace_period, self._last_message)
+        self._peer_loss_watchdog = Watchdog(_seconds_after_loss(self._cluster), self._message_after_loss)
+        self._process = os.getpid()
+
+    def _notices_of(self, options: ShutdownOptions) -> list[NoticePoller]:
+        """What is asked each second: the user's notice and, on the chief, the end of the job's time."""
+        found = []
+        if options.save_before_preemption and options.notice is not None:
+            notice = Notice.of(options.notice)
+            found.append(NoticePoller(notice, lambda why: self._stop.request(PREEMPTED, why)))
+        if options.time_limit is not None:
+            limit = TimeLimit.of(options.time_limit, options.grace_period, lambda: self._engine.seconds_to_save)
+            if self._cluster.is_chief:  # which knows how long a save takes
+                notice = Notice(limit.name, limit.is_reached)
+                found.append(NoticePoller(notice, lambda why: self._stop.request(PREEMPTED, why, limit.left)))
+        return found
 
     def begin(self) -> None:
         """Training begins: from now on signals are taken over."""
-        if self.options.save_before_preemption and self.options.notice is not None:
-            self._add_notice(Notice.of(self.options.notice), lambda: None)
-        if (limit := self._limit) is not None and self._cluster.is_chief:
-            self._add_notice(Notice(limit.name, limit.is_reached), lambda: limit.left)
         for notice in self._notices:
             notice.start()  # first: the user's may raise, and nothing is to be given back then
-        for abandoned in [run for run in shared(Runs).open if not run._runs()]:
+        for abandoned in [run for run in shared(Runs).open if not run._engine.runs]:
             abandoned.close()
         self._phase = _Phase.TRAINING
         shared(Runs).open.append(self)
         peer_monitor.begin(self._cluster, self._on_loss)
         self._stop.start()
-        signals = self._ours()
-        if signals:
-            self._signals.install(signals)
-        for number in [number for number in shared(Runs).unheeded if number in signals]:
-            shared(Runs).unheeded.remove(number)
-            self._stop.request(*self._meaning(number))
-
-    def _add_notice(self, notice: Notice, seconds: Callable[[], float | None]) -> None:
-        """Adds what asks for a stop; `seconds` is how long that may take, None for the grace period."""
-        self._notices.append(NoticePoller(notice, lambda why: self._stop.request(PREEMPTED, why, seconds())))
+        self._signals.install()
 
     def boundary(self, *, stop: str | None = None) -> StopRequest | None:
         """Between two steps, on every worker; the request if this is where all stop.
@@ -165,7 +127,7 @@ class ShutdownController:
 
     def pending_at_end(self) -> StopRequest | None:
         """No step follows: a request that no boundary was left for, on any worker; later ones come too late."""
-        self._signals.release(signal.SIGINT)  # there is no step left for it to wait for
+        self._signals.release_interrupt()
         pending = self._stop.pending
         wish = None if pending is None or pending.kind == STOPPED else list(astuple(pending))
         found = next(filter(None, self._cluster.gather(wish, "stopping at the end", kind=_Request)), None)
@@ -186,8 +148,7 @@ class ShutdownController:
             KeyboardInterrupt: Ctrl-C was pressed.
         """
         self._phase = _Phase.EXITING
-        if self._impatience is not None:
-            self._impatience.cancel()
+        self._signals.step_is_over()
         let_children_end()
         preempted, position = request.kind == PREEMPTED, snapshot.position
         left = self._watchdog.left if preempted else _BUDGET_SECONDS
@@ -199,9 +160,7 @@ class ShutdownController:
         if not preempted:
             raise KeyboardInterrupt(text)
         self._say(text + unless_restarted(". Start the job again to resume"))
-        handler = None if self._signalled is None else self._signals.previous_handler(self._signalled)
-        if handler is not None and self._signalled is not None:
-            handler(int(self._signalled), None)
+        self._signals.call_handler()
         raise Preempted(text)
 
     def on_exception(self, error: BaseException, step: int | None, at_hand: Callable[[], Snapshot | None]) -> None:
@@ -218,9 +177,9 @@ class ShutdownController:
         """
         if self._phase in (_Phase.EXITING, _Phase.EXITED) or not self._is_here:
             return
-        if self._is_preempted:
+        if self._preemption is not None:
             let_children_end()
-        of_memory = _of_memory(error, self._engine.held_bytes)  # before they are written
+        notes = _of_memory(error, self._engine.held_bytes)  # before they are written
         lost, together = None, False
         if peer_monitor.is_loss(self._cluster, error):
             self._end_soon()  # what comes may hang
@@ -229,34 +188,29 @@ class ShutdownController:
             together = self._save_at(error, step, at_hand)
         if lost is None and not together:
             peer_monitor.announce_exit(self._cluster, error)
-        drained = self._engine.drain(_BUDGET_SECONDS if lost is None else _LOSS_BUDGET_SECONDS)
-        if together:
-            self._cluster.gather_soon(
-                None, f"{self._name}/saved", _ALL_RAISE_SECONDS
-            )  # with the chief, the service goes
+        self._engine.drain(_BUDGET_SECONDS if lost is None else _LOSS_BUDGET_SECONDS)
+        if together:  # all wait for the chief, with which the coordination service goes
+            self._cluster.gather_soon(None, f"{self._engine.name}/saved", _ALL_RAISE_SECONDS)
         self._engine.abort()
-        self._stuck = not drained
         later = self._engine.take_failure()
-        notes = [*self._engine.take_notes(), *([] if later is None else [f"and after it: {later}"])]
-        for note in [*of_memory, *notes, *self._cost(step, error)]:
-            (lost or error).add_note(note)
-        self._raise_preempted(lost or error)
+        notes += [*self._engine.take_notes(), *([] if later is None else [f"and after it: {later}"])]
+        ends_with = lost or error
+        for note in [*notes, *self._cost(step, error)]:
+            ends_with.add_note(note)
+        if (request := self._preemption) is not None and isinstance(ends_with, Exception):
+            reason = "; ".join([f"{type(ends_with).__name__}: {ends_with}", *getattr(ends_with, "__notes__", ())])
+            text = f"{_cause(request, self._cluster.num_workers)}, then {reason}"
+            self._phase = _Phase.EXITING
+            self._say(text + unless_restarted(". Start the job again to resume"))
+            raise Preempted(text) from ends_with
         if lost is not None:
             raise lost from error
 
     @property
-    def _is_preempted(self) -> bool:
-        return self._stop.pending is not None and self._stop.pending.kind == PREEMPTED
-
-    def _raise_preempted(self, error: BaseException) -> None:
+    def _preemption(self) -> StopRequest | None:
+        """What asks the process to end, if it does; a signal may come at any time."""
         pending = self._stop.pending
-        if pending is None or pending.kind != PREEMPTED or not isinstance(error, Exception):
-            return
-        reason = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
-        text = f"{_cause(pending, self._cluster.num_workers)}, then {reason}"
-        self._phase = _Phase.EXITING
-        self._say(text + unless_restarted(". Start the job again to resume"))
-        raise Preempted(text) from error
+        return pending if pending is not None and pending.kind == PREEMPTED else None
 
     def _save_at(self, error: BaseException, step: int | None, at_hand: Callable[[], Snapshot | None]) -> bool:
         """Saves if the state is known and all workers end there; whether they do, so none is lost to the rest."""
@@ -276,7 +230,7 @@ class ShutdownController:
 
     def _all_raise(self, where: list[Any]) -> bool:
         """Returns whether an exception has ended the run on every worker, at the same place; one alone cannot save."""
-        answers = self._cluster.gather_soon(where, f"{self._name}/exception", _ALL_RAISE_SECONDS)
+        answers = self._cluster.gather_soon(where, f"{self._engine.name}/exception", _ALL_RAISE_SECONDS)
         return answers is not None and all(other == where for other in answers)
 
     def _cost(self, step: int | None, error: BaseException) -> list[str]:
@@ -319,26 +273,11 @@ class ShutdownController:
         self._stop.close()
         for notice in self._notices:
             notice.stop()
-        self._signals.remove(keep_defaults=exits)  # its thread starts what is cancelled here
-        if self._impatience is not None:
-            self._impatience.cancel()
         if not exits:
             self._watchdog.cancel()
-        if not self._stuck:  # else a thread that writes would hold up the process' end
+        if self._engine.drain(0):  # else a thread that still writes would hold up the process' end
             self._peer_loss_watchdog.cancel()
-        if self._signalled is not None and not exits:
-            self._pass_late_signal_on(self._signalled)
-
-    def _pass_late_signal_on(self, number: signal.Signals) -> None:
-        """Leaves a signal that came too late for this run to the run around it, to the user, or to the next run."""
-        outer = next((run for run in reversed(shared(Runs).open) if run._signals.watches(number)), None)
-        handler = self._signals.previous_handler(number)
-        if outer is not None:
-            outer._on_signal(number)
-        elif handler is not None:
-            handler(int(number), None)
-        else:
-            shared(Runs).unheeded[:] = [number]
+        self._signals.remove(exits=exits)  # last: a late signal's handler may raise
 
     @property
     def _is_here(self) -> bool:
@@ -347,48 +286,11 @@ class ShutdownController:
 
     # --- what asks for it
 
-    def _ours(self) -> list[signal.Signals]:
-        """Returns those signals that may be taken over."""
-        wanted = self._preempting if self.options.save_before_preemption else []
-        if not wanted and not self.options.save_on_exception:
-            return []
-        if threading.current_thread() is not threading.main_thread():
-            self._warn_user(f"{_names(wanted)} is not handled: fit() does not run in the main thread")
-            return []
-        if getattr(builtins, "__IPYTHON__", False):
-            if wanted:
-                self._warn_user(
-                    f"In a notebook, {_names(wanted)} saves no backup: a restart resumes from the last regular one"
-                )
-            return []
-        ours = []
-        for number in wanted:
-            tensorflow = number == signal.SIGTERM and self._cluster.num_workers > 1
-            if has_non_python_handler(number) and not tensorflow:
-                self._warn_user(f"{number.name} is not handled: code other than Python handles it already")
-            elif handler_of(number) != signal.SIG_IGN:
-                ours.append(number)
-        if self.options.save_on_exception and handler_of(signal.SIGINT) is signal.default_int_handler:
-            ours.append(signal.SIGINT)
-        return ours
-
-    def _note_in_handler(self, number: signal.Signals) -> None:
+    def _note(self, kind: str, why: str) -> None:
         if self._phase in _LISTENING:
-            self._stop.note(*self._meaning(number))
+            self._stop.note(kind, why)
 
-    def _meaning(self, number: signal.Signals) -> tuple[str, str]:
-        ends = number in self._preempting and self.options.save_before_preemption
-        return (PREEMPTED, number.name) if ends else (INTERRUPTED, "Ctrl-C")
-
-    def _on_signal(self, number: signal.Signals) -> None:
-        kind, why = self._meaning(number)
-        if kind == INTERRUPTED:
-            self._impatience = threading.Timer(_INTERRUPT_SECONDS, _interrupt)
-            self._impatience.daemon = True
-            with contextlib.suppress(RuntimeError):  # no thread can be started: a second Ctrl-C does not wait
-                self._impatience.start()
-        else:
-            self._signalled = number
+    def _ask(self, kind: str, why: str) -> None:
         if self._phase in _LISTENING:
             self._stop.request(kind, why)
 
@@ -397,7 +299,7 @@ class ShutdownController:
             self._watchdog.start(request.seconds)
 
     def _on_loss(self) -> None:
-        if self._runs():  # an exception may have ended it unnoticed
+        if self._engine.runs:  # an exception may have ended it unnoticed
             self._end_soon()
 
     def _end_soon(self) -> None:
@@ -417,16 +319,22 @@ class ShutdownController:
         )
         return "; ".join([over, *self._newest()])
 
-    def _warn_user(self, text: str) -> None:
-        if self.options.save_before_preemption and is_first(text):
-            self._say(text)
 
+def _seconds_after_loss(cluster: Cluster) -> float:
+    """Returns how long a process may take to end once it is known that another worker is lost.
 
-def _interrupt() -> None:
-    """Ctrl-C again, for the main thread: unlike `interrupt_main`, it wakes one that waits in the system."""
-    main = threading.main_thread().ident
-    if main is not None:
-        signal.pthread_kill(main, signal.SIGINT)
+    Raises:
+        ConfigError: `peer_timeout` leaves no time for it.
+    """
+    heartbeat_timeout, peer_timeout = messaging.heartbeat_timeout(), timeouts.seconds_of("peer_timeout")
+    known = heartbeat_timeout + _NOTICE_SECONDS + GIL_SECONDS
+    if cluster.num_workers > 1 and peer_timeout < known + _LEAST_SECONDS:
+        raise ConfigError(
+            f"peer_timeout={peer_timeout:g} is too short: the loss of a worker is known after {known:g} s "
+            f"(heartbeat_timeout={heartbeat_timeout:g}); set it in ClusterOptions, or KDC_PEER_TIMEOUT in the "
+            f"environment, to {known + _LEAST_SECONDS:g} or more"
+        )
+    return max(_LEAST_SECONDS, peer_timeout - known)
 
 
 def _outcome(request: StopRequest, saved: Position | None, position: Position, notes: list[str], workers: int) -> str:
@@ -454,7 +362,3 @@ def _of_memory(error: BaseException, held: int) -> list[str]:
         "of training once more until it is written; with a larger save_freq that is less often, and with "
         "save_freq=False at the end only"
     ]
-
-
-def _names(signals: Sequence[signal.Signals]) -> str:
-    return ", ".join(number.name for number in signals) or "Ctrl-C"

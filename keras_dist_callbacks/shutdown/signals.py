@@ -1,7 +1,11 @@
-"""Signals that ask a process to exit, seen at once, also while the main thread is busy in a long operation."""
+"""Signals that ask a process to exit, seen at once, also while the main thread is busy in a long operation.
+
+`SignalListener` sees them; `StopSignals` chooses those of one run and knows what each asks for.
+"""
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import os
@@ -13,8 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from keras_dist_callbacks.options import ShutdownOptions
 from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.terminal import is_first
 
+PREEMPTED, INTERRUPTED = "preempted", "interrupted"
+_INTERRUPT_SECONDS = 10.0
 _END = 0
 _JOIN_SECONDS = 5.0
 _PROC_STATUS = Path("/proc/self/status")
@@ -27,11 +35,13 @@ class _Listeners(Shared):
     Attributes:
         installed: A `fit()` within a callback of another one adds one.
         taken: Signals that any watch has taken so far.
+        unheeded: Those that came while a run ended; the next run handles them.
         mask: Of the thread that forks, before it does.
     """
 
     installed: list[SignalListener] = field(default_factory=list)
     taken: set[signal.Signals] = field(default_factory=set)
+    unheeded: list[signal.Signals] = field(default_factory=list)
     mask: threading.local = field(default_factory=threading.local)
 
     first_in_child: ClassVar[bool] = True  # until then no signal ends it, and other parts may wait for a lock forever
@@ -176,6 +186,124 @@ class SignalListener:
                 seen.add(number)  # a second one changes nothing
                 self._on_signal(signal.Signals(number))
         os.close(reading)
+
+
+class StopSignals:
+    """The signals that end one run early: which of them are taken over, and what each asks for.
+
+    Args:
+        options: Which ones mean a preemption, and whether Ctrl-C waits for the step.
+        several_workers: TensorFlow handles SIGTERM then; it is taken over all the same.
+        tell: Prints a line, on the chief.
+        on_stop: Called with `PREEMPTED` or `INTERRUPTED` and the reason, in a thread of its own.
+        in_handler: Called with the same in Python's handler; it may set a value, and nothing else.
+    """
+
+    def __init__(
+        self,
+        options: ShutdownOptions,
+        several_workers: bool,
+        tell: Callable[[str], None],
+        on_stop: Callable[[str, str], None],
+        in_handler: Callable[[str, str], None],
+    ) -> None:
+        self._options, self._several_workers, self._tell, self._on_stop = options, several_workers, tell, on_stop
+        self._listener = SignalListener(self._on_signal, lambda number: in_handler(*self._meaning(number)))
+        self._arrived: signal.Signals | None = None  # the one that means a preemption
+        self._impatience: threading.Timer | None = None
+
+    def install(self) -> None:
+        """Takes over those that may be, in the main thread; handles what came while the run before ended."""
+        signals = self._available()
+        if signals:
+            self._listener.install(signals)
+        unheeded = shared(_Listeners).unheeded
+        for number in [number for number in unheeded if number in signals]:
+            unheeded.remove(number)
+            self._on_stop(*self._meaning(number))
+
+    def _available(self) -> list[signal.Signals]:
+        options = self._options
+        wanted = [signal.Signals[str(name)] for name in options.signals] if options.save_before_preemption else []
+        names = ", ".join(number.name for number in wanted)
+        if not wanted and not options.save_on_exception:
+            return []
+        if threading.current_thread() is not threading.main_thread():
+            self._tell_once(f"{names or 'Ctrl-C'} is not handled: fit() does not run in the main thread")
+            return []
+        if getattr(builtins, "__IPYTHON__", False):
+            if wanted:
+                self._tell_once(f"In a notebook, {names} saves no backup: a restart resumes from the last regular one")
+            return []
+        found = []
+        for number in wanted:
+            of_tensorflow = number == signal.SIGTERM and self._several_workers
+            if has_non_python_handler(number) and not of_tensorflow:
+                self._tell_once(f"{number.name} is not handled: code other than Python handles it already")
+            elif handler_of(number) != signal.SIG_IGN:
+                found.append(number)
+        if options.save_on_exception and handler_of(signal.SIGINT) is signal.default_int_handler:
+            found.append(signal.SIGINT)
+        return found
+
+    def _tell_once(self, text: str) -> None:
+        if self._options.save_before_preemption and is_first(text):
+            self._tell(text)
+
+    def _meaning(self, number: signal.Signals) -> tuple[str, str]:
+        preempts = self._options.save_before_preemption and number.name in self._options.signals
+        return (PREEMPTED, number.name) if preempts else (INTERRUPTED, "Ctrl-C")
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        kind, why = self._meaning(number)
+        if kind == PREEMPTED:
+            self._arrived = number
+        else:
+            self._impatience = threading.Timer(_INTERRUPT_SECONDS, _interrupt)
+            self._impatience.daemon = True
+            with contextlib.suppress(RuntimeError):  # no thread can be started: a second Ctrl-C does not wait
+                self._impatience.start()
+        self._on_stop(kind, why)
+
+    def release_interrupt(self) -> None:
+        """No step is left that Ctrl-C would have to wait for."""
+        self._listener.release(signal.SIGINT)
+
+    def step_is_over(self) -> None:
+        """What Ctrl-C has waited for is done: it is not raised in its midst."""
+        if self._impatience is not None:
+            self._impatience.cancel()
+
+    def call_handler(self) -> bool:
+        """Calls the user's own handler of the signal that came; whether there is one."""
+        handler = None if self._arrived is None else self._listener.previous_handler(self._arrived)
+        if handler is not None and self._arrived is not None:
+            handler(int(self._arrived), None)
+        return handler is not None
+
+    def remove(self, *, exits: bool) -> None:
+        """The run is over: gives the signals back. One that came too late for it may raise what its handler does.
+
+        Args:
+            exits: It was left early, so that the process is exiting, and no signal was too late.
+        """
+        self._listener.remove(keep_defaults=exits)
+        self.step_is_over()  # here, when the thread that starts it has ended
+        if exits or (number := self._arrived) is None:
+            return
+        installed = [watch for watch in shared(_Listeners).installed if watch is not self._listener]
+        outer = next((watch for watch in reversed(installed) if watch.watches(number)), None)
+        if outer is not None:
+            outer._on_signal(number)  # the run around this one
+        elif not self.call_handler():
+            shared(_Listeners).unheeded[:] = [number]
+
+
+def _interrupt() -> None:
+    """Ctrl-C again, for the main thread: unlike `interrupt_main`, it wakes one that waits in the system."""
+    main = threading.main_thread().ident
+    if main is not None:
+        signal.pthread_kill(main, signal.SIGINT)
 
 
 def handler_of(number: signal.Signals) -> Any:

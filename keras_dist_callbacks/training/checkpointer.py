@@ -142,11 +142,10 @@ class Checkpointer(NotCopyable):
         self._storage = open_to_write(validation.path("backup_dir", backup_dir), storage_options, write)
         name = next_name("loop")
         options = EngineOptions(double_checkpoint, verbose > 0, write)
-        runs = _is_alive(self)
-        self._engine = BackupEngine.open(self._storage, self._cluster, name, options, runs)
+        self._engine = BackupEngine.open(self._storage, self._cluster, name, options, _is_alive(self))
         self._say = functools.partial(say, verbose=verbose > 0)
         tell = functools.partial(self._say, level=logging.WARNING)
-        self._shutdown = ShutdownController(shutdown, self._engine, self._cluster, name, tell, runs)
+        self._shutdown = ShutdownController(shutdown, self._engine, tell)
         self._environment = environment.describe()
         self._earlier: list[Finding] = []
         self._facts = {"save_freq": repr(save_freq), "save_before_preemption": str(shutdown.save_before_preemption)}

@@ -19,7 +19,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks import progress_file
 from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.process import shared
-from keras_dist_callbacks.shutdown import controller
+from keras_dist_callbacks.shutdown import signals
 from keras_dist_callbacks.terminal import Output
 from tests.support import tiny
 from tests.support.early_exits import (
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.slow  # complete fits
 @pytest.fixture(autouse=True)
 def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(shared(Output), "said", set())
-    monkeypatch.setattr(shared(controller.Runs), "unheeded", [])
+    monkeypatch.setattr(shared(signals._Listeners), "unheeded", [])
     yield
     assert_nothing_is_left()
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # a process that is to end ignores it

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.engine.engine import BackupEngine
-from keras_dist_callbacks.shutdown import controller
+from keras_dist_callbacks.shutdown import signals
 from tests.support import tiny
 from tests.support.early_exits import (
     ActionAt,
@@ -127,7 +127,7 @@ def test_a_ctrl_c_after_the_last_step_is_raised_at_once(tmp_path: Path, monkeypa
 
 
 def test_ctrl_c_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "_INTERRUPT_SECONDS", 0.2)
+    monkeypatch.setattr(signals, "_INTERRUPT_SECONDS", 0.2)
     waiting = threading.Event()
 
     def hangs() -> None:

@@ -14,7 +14,7 @@ import tensorflow as tf
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.process import shared
-from keras_dist_callbacks.shutdown import controller
+from keras_dist_callbacks.shutdown import controller, signals
 from keras_dist_callbacks.terminal import Output
 from tests.support import tiny
 from tests.support.early_exits import FOREVER, ActionAt, assert_nothing_is_left, fit, raise_signal, resume_and_compare
@@ -25,9 +25,9 @@ OPTIONS: dict[str, Any] = {"signals": ["SIGUSR1"], "grace_period": FOREVER}
 
 
 @pytest.fixture(autouse=True)
-def signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(shared(Output), "said", set())
-    monkeypatch.setattr(shared(controller.Runs), "unheeded", [])
+    monkeypatch.setattr(shared(signals._Listeners), "unheeded", [])
     yield
     assert_nothing_is_left()
     assert shared(controller.Runs).open == []
