@@ -11,6 +11,7 @@ No final name is ever overwritten, and there is no pointer to the latest that co
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -21,13 +22,7 @@ from keras_dist_callbacks.backups.manifest import check_topics, decode_manifest,
 from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, WITNESS, owner_name
 from keras_dist_callbacks.backups.reading import Allocate, check_sizes, read_tensors, verify_tensors
 from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, read_verified
-from keras_dist_callbacks.backups.snapshot import (
-    BlobInfo,
-    CommitId,
-    Manifest,
-    TensorInfo,
-    WorkerState,
-)
+from keras_dist_callbacks.backups.snapshot import BlobInfo, CommitId, Manifest, TensorInfo, WorkerState
 from keras_dist_callbacks.backups.staging import Staging
 from keras_dist_callbacks.errors import DamagedBackupError, StorageError
 from keras_dist_callbacks.storage.local_files import final_name
@@ -120,36 +115,24 @@ class BackupStore:
         except DamagedBackupError as error:
             self._staging.forget()  # the next save writes everything again
             raise StorageError(f"cannot find what was just written: {error}") from error
-        content = encode_manifest(manifest)
-        self._check_readable(manifest, content)
-        self.storage.create(manifest.id.name, [content])
-        if self._read_back(manifest.id.name) != content:
-            raise StorageError(f"{self.storage.display(manifest.id.name)} reads back differently from what was written")
-        self._manifests[manifest.id] = manifest
-        if self._newest is None:
-            self._witness()
-        self._newest = manifest
-
-    def _check_readable(self, manifest: Manifest, content: bytes) -> None:
-        """Refuses to write what no restart would take; of later commits only what may have changed in kind."""
+        name, content = manifest.id.name, encode_manifest(manifest)
+        # Nothing is written that no restart would take; of later commits only what may have changed in kind is checked.
         where = f"the manifest that was to be written ({manifest.position})"
         if self._newest is None:
             decode_manifest(content, where)
         else:
             check_topics(manifest, where)
-
-    def _read_back(self, name: str) -> bytes | None:
-        try:
-            return self.storage.read(name)
-        except FileNotFoundError:
-            return None
-
-    def _witness(self) -> None:
-        """Notes that this owner has committed: from here on a lost manifest is damage, not an unfinished write."""
-        try:
-            self.storage.create(owner_name(self.generation, WITNESS), [b"{}"])
-        except FileExistsError:
-            return  # an earlier try
+        self.storage.create(name, [content])
+        found = None
+        with contextlib.suppress(FileNotFoundError):
+            found = self.storage.read(name)
+        if found != content:
+            raise StorageError(f"{self.storage.display(name)} reads back differently from what was written")
+        self._manifests[manifest.id] = manifest
+        if self._newest is None:  # from here on a lost manifest is damage, not an unfinished write
+            with contextlib.suppress(FileExistsError):  # an earlier try
+                self.storage.create(owner_name(self.generation, WITNESS), [b"{}"])
+        self._newest = manifest
 
     def has_committed(self, generation: int) -> bool:
         """Returns whether a run of that generation finished its first commit."""

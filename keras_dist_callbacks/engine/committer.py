@@ -9,13 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from keras_dist_callbacks import validation
-from keras_dist_callbacks.backups.codec import (
-    Fingerprint,
-    Packer,
-    fingerprints,
-    referenced_blobs,
-    tensor_bytes,
-)
+from keras_dist_callbacks.backups.codec import Fingerprint, Packer, fingerprints, referenced_blobs, tensor_bytes
 from keras_dist_callbacks.backups.snapshot import (
     JSON,
     CommitId,
@@ -83,10 +77,8 @@ class Committer:
         self._store, self._exchange, self._options, self._note = store, exchange, options, note
         self._sequence = 0
         self._known: list[Mapping[str, TensorInfo]] = []  # tensors of the newest commits of this run
-        self._seen: collections.deque[frozenset[Fingerprint]] = collections.deque(maxlen=_SAVES)  # of large tensors
-        self._new: Mapping[str, int] = {}  # in how many saves in a row a large tensor was another than in all before
-        self._orphans_deleted = self._orphans_collected = False
-        self._needs_cleanup = False
+        self._novelty = _Novelty()
+        self._orphans_deleted = self._orphans_collected = self._has_warned = False
         self.info: Mapping[str, JSON] = {}
         self.newest: Position | None = None
         self.state_bytes = 0
@@ -103,55 +95,74 @@ class Committer:
             StorageError: The store failed.
             BackupError: Another worker did not deliver its part.
         """
+        store = self._store
         try:
             self.state_bytes = sum(held.array().nbytes for held in snapshot.tensors.values())
+            # What is new in each save is hashed while it is written: to look for its content beforehand is in vain, and
+            # takes time. Other workers and stores must know it before they write; through the page cache, hashing
+            # beforehand was measured to cost less. What is not new after all is written in vain, once.
+            later: set[str] = set()
+            if store.storage.writes_directly and self._exchange.cluster.num_workers == 1:
+                later = self._novelty.always_new
             with gc_paused():
-                later = self._hashed_while_written()
                 prints = fingerprints({name: held for name, held in snapshot.tensors.items() if name not in later})
         except BaseException:
-            self._exchange.skip(save)
+            self._exchange.skip(save)  # the other workers wait for the chief to ask them
             raise
         others = self._exchange.collect(save, snapshot, prints)
-        self._store.check_ownership()
-        if not self._orphans_deleted:
-            self._tidy(self._store.delete_orphans)
+        store.check_ownership()
+        if not self._orphans_deleted:  # before anything is written, which may need their space
+            self._tidy(store.delete_orphans)
             self._orphans_deleted = True
         try:
             self._publish(snapshot, prints, others)
         except StorageError as error:
             if not error.full:
                 raise
-            self._tidy(lambda: self._store.delete_to_free_space(KEPT_COMMITS))
+            self._tidy(lambda: store.delete_to_free_space(KEPT_COMMITS))
             try:
                 self._publish(snapshot, prints, others)
             except StorageError as again:
-                raise self._with_need(again) from error
+                if again.full:
+                    again.args = (
+                        f"{again} (a complete backup takes {data_size(self.state_bytes)}; two of them are kept while a "
+                        "third one is written)",
+                    )
+                raise again from error
         if not self._options.keep_all:
             self._tidy(self._prune)
 
-    def _with_need(self, error: StorageError) -> StorageError:
-        """The same error; if the disk is full, with the space that backups take."""
-        if error.full:
-            error.args = (
-                f"{error} (a complete backup takes {data_size(self.state_bytes)}; two of them are kept while a "
-                "third one is written)",
-            )
-        return error
-
     def _publish(self, snapshot: Snapshot, prints: Mapping[str, Fingerprint], others: Sequence[LocalState]) -> None:
-        sizes = {path: blob.size for path, blob in self._store.staged.items()}
-        copy = self._sequence + 1 if self._options.double_checkpoint else 0
-        packer = Packer(self._shared_tensors(), self._store.blob_directory, sizes, copy)
-        self._stage(packer, snapshot, prints)
+        store, options = self._store, self._options
+        sizes = {path: blob.size for path, blob in store.staged.items()}
+        copy = self._sequence + 1 if options.double_checkpoint else 0
+        packer = Packer(self._shared_tensors(), store.blob_directory, sizes, copy)
+        size = packer.bytes_to_write(snapshot.tensors, prints) if options.progress else 0
+        with (
+            uploads(f"backup at {snapshot.position}", size, shown=options.progress) as advance,
+            store.storage.reporting(advance),
+        ):
+            store.stage_all(packer.pack(snapshot.tensors, prints))
         with gc_paused():
             records = [WorkerRecord(packer.locate(snapshot.tensors, prints), snapshot.state)]
-            self._note_new({**prints, **packer.found})
-        records += [self._record(packer, worker, local) for worker, local in enumerate(others, start=1)]
+            self._novelty.note({**prints, **packer.found})
+        for worker, local in enumerate(others, start=1):
+            store.stage_all(packer.pack(local.tensors, local.prints, prefix=f"worker{worker}/"))
+            records.append(WorkerRecord(packer.locate(local.tensors, local.prints), local.state))
+        self._sequence += 1
         with gc_paused():
-            manifest = self._manifest(snapshot.position, records)
-        known, self._known = self._known, []  # whether this one is there is not known until it was read back
+            manifest = Manifest(
+                CommitId(store.generation, self._sequence, uuid.uuid4().hex[:12]),
+                snapshot.position,
+                referenced_blobs(records, store.staged),
+                tuple(records),
+                {**self.info, "created": time.time()},
+            )
+        # A commit that fails may be there all the same. Until one was read back, the next ones refer to no tensor of
+        # earlier commits, because it is not known which commits those are.
+        known, self._known = self._known, []
         try:
-            self._store.commit(manifest)
+            store.commit(manifest)
         except StorageError as error:
             if error.full:  # then it is known: it is not there
                 self._known = known
@@ -160,17 +171,13 @@ class Committer:
         unique = {f"{info.blob}:{info.key}": info for record in records for info in record.tensors.values()}
         self._known = [*known[-1:], unique]
 
-    def _stage(self, packer: Packer, snapshot: Snapshot, prints: Mapping[str, Fingerprint]) -> None:
-        blobs = packer.pack(snapshot.tensors, prints)
-        if not self._options.progress:
-            self._store.stage_all(blobs)
-            return
-        size = packer.bytes_to_write(snapshot.tensors, prints)
-        with (
-            uploads(f"backup at {snapshot.position}", size) as advance,
-            self._store.storage.reporting(advance),
-        ):
-            self._store.stage_all(blobs)
+    def _shared_tensors(self) -> Mapping[str, TensorInfo]:
+        """The tensors that a commit may refer to instead of writing them again."""
+        age = 2 if self._options.double_checkpoint else 1  # two successive commits share no blob, every second one may
+        if len(self._known) < age:
+            return {}
+        present = self._store.staged
+        return {name: info for name, info in self._known[-age].items() if info.blob in present}
 
     def _prune(self) -> None:
         self._store.prune(KEPT_COMMITS)
@@ -183,47 +190,29 @@ class Committer:
         try:
             delete()
         except StorageError as error:
-            if not self._needs_cleanup:
+            if not self._has_warned:
                 self._note(f"old backups and leftovers cannot be deleted: {error}")
-            self._needs_cleanup = True
+            self._has_warned = True
         while self._store.notes:
             self._note(self._store.notes.pop())
 
-    def _record(self, packer: Packer, worker: int, local: LocalState) -> WorkerRecord:
-        self._store.stage_all(packer.pack(local.tensors, local.prints, prefix=f"worker{worker}/"))
-        return WorkerRecord(packer.locate(local.tensors, local.prints), local.state)
 
-    def _manifest(self, position: Position, records: list[WorkerRecord]) -> Manifest:
-        self._sequence += 1
-        return Manifest(
-            CommitId(self._store.generation, self._sequence, uuid.uuid4().hex[:12]),
-            position,
-            referenced_blobs(records, self._store.staged),
-            tuple(records),
-            {**self.info, "created": time.time()},
-        )
+class _Novelty:
+    """Which large tensors have another content in each save than in all of the last ones, as weights that train do."""
 
-    def _hashed_while_written(self) -> set[str]:
-        """The tensors that are new in each save: to look for their content beforehand is in vain, and takes time.
+    def __init__(self) -> None:
+        self._seen: collections.deque[frozenset[Fingerprint]] = collections.deque(maxlen=_SAVES)
+        self._in_a_row: Mapping[str, int] = {}  # in how many saves each was new
 
-        Other workers and stores must know before they write; through the page cache, hashing beforehand was measured to
-        cost less. One that is not new after all is written in vain, once.
-        """
-        if not self._store.storage.writes_directly or self._exchange.cluster.num_workers > 1:
-            return set()
-        return {name for name, saves in self._new.items() if saves >= _IN_A_ROW}
+    @property
+    def always_new(self) -> set[str]:
+        """The names of those that were new in each of the last saves."""
+        return {name for name, saves in self._in_a_row.items() if saves >= _IN_A_ROW}
 
-    def _note_new(self, prints: Mapping[str, Fingerprint]) -> None:
+    def note(self, prints: Mapping[str, Fingerprint]) -> None:
+        """A save has these tensors."""
         often, seen = collections.Counter(prints.values()), frozenset().union(*self._seen)
         large = {name: found for name, found in prints.items() if tensor_bytes(found) >= _LARGE}
         new = [name for name, found in large.items() if often[found] == 1 and found not in seen]
-        self._new = {name: self._new.get(name, 0) + 1 for name in new}
+        self._in_a_row = {name: self._in_a_row.get(name, 0) + 1 for name in new}
         self._seen.append(frozenset(large.values()))
-
-    def _shared_tensors(self) -> Mapping[str, TensorInfo]:
-        """The tensors that a commit may refer to instead of writing them again."""
-        age = 2 if self._options.double_checkpoint else 1
-        if len(self._known) < age:
-            return {}
-        present = self._store.staged
-        return {name: info for name, info in self._known[-age].items() if info.blob in present}

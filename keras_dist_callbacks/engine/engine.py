@@ -188,27 +188,25 @@ class BackupEngine:
         Raises:
             BackupError: Too many saves have failed in a row.
         """
+        chief = self.cluster.is_chief
+        write, note_failure = (self._write, self._note_failure) if chief else (self._deliver, self._note_missing_part)
         with progress_file().during(Phase.SAVE):
             self._saves += 1
             try:
-                if self._writer.busy and self.cluster.is_chief:
+                if self._writer.busy and chief:
                     self._worker_states.mark_queued(self._saves)
                 self._writer.wait_for(self._owner)
-                self._hand_over(take())
+                snapshot = take()
+                self._skipped.record_start(snapshot.position.step)
+                job = functools.partial(write, self._saves, snapshot)
+                try:
+                    self._writer.submit(job, f"backup at {snapshot.position}", self._owner)
+                except RuntimeError as error:
+                    self._skip()
+                    note_failure(snapshot.position, error)
             except BaseException:
                 self._skip()
                 raise
-
-    def _hand_over(self, snapshot: Snapshot) -> None:
-        chief = self.cluster.is_chief
-        write, note_failure = (self._write, self._note_failure) if chief else (self._deliver, self._note_missing_part)
-        self._skipped.record_start(snapshot.position.step)
-        what = f"backup at {snapshot.position}"
-        try:
-            self._writer.submit(functools.partial(write, self._saves, snapshot), what, self._owner)
-        except RuntimeError as error:
-            self._skip()
-            note_failure(snapshot.position, error)
 
     def _skip(self) -> None:
         """Other workers do not wait for the chief in a save that it could not begin."""
@@ -275,9 +273,18 @@ class BackupEngine:
             take: Captures this worker's final state.
             delete: Remove the backup afterwards.
         """
+
+        def complete() -> None:
+            self._writer.wait()
+            self._writer.raise_failure(self._owner)
+            if delete and self._failed:
+                self._note("the final backup failed, so the last intact one is kept instead of being deleted")
+            elif delete:
+                self._delete_everything()
+
         self.cluster.barrier("end of training", self.cluster.patience)
         self.save(take)
-        self.cluster.on_chief(functools.partial(self._complete, delete), "the final backup", self.cluster.patience)
+        self.cluster.on_chief(complete, "the final backup", self.cluster.patience)
         self._writer.wait()
         with contextlib.suppress(PeerLostError):  # everything is done: a worker that is lost now may have ended
             self.cluster.leave("end of fit", self.cluster.patience)
@@ -291,40 +298,23 @@ class BackupEngine:
         Args:
             commit: The name of the last backup.
         """
-        self.cluster.on_chief(
-            functools.partial(self._delete_if_newest, commit), "deleting the backup", self.cluster.patience
-        )
+
+        def delete_if_newest() -> None:
+            commits = self._store.commits()
+            if commits and commits[-1].name == commit:
+                self._delete_everything()
+
+        self.cluster.on_chief(delete_if_newest, "deleting the backup", self.cluster.patience)
         self.poll()
 
-    # --- on the chief
-
-    def _complete(self, delete: bool) -> None:
-        self._writer.wait()
-        self._writer.raise_failure(self._owner)
-        if not delete:
-            return
-        if self._failed:
-            self._note("the final backup failed, so the last intact one is kept instead of being deleted")
-            return
-        self._delete_everything()
-
-    def _delete_if_newest(self, commit: str) -> None:
-        commits = self._store.commits()
-        if commits and commits[-1].name == commit:
-            self._delete_everything()
-
     def _delete_everything(self) -> None:
-        progress_file().forget_backup(self.directory)
-        if self._delete(self._store.delete_everything, "the backup"):
-            self._report_backup(None)
-
-    def _delete(self, delete: Callable[[], None], what: str) -> bool:
+        progress_file().forget_backup(self.directory)  # killed meanwhile, it may or may not be there
         try:
-            delete()
+            self._store.delete_everything()
         except StorageError as error:
-            self._note(f"{what} could not be deleted: {error}")
-            return False
-        return True
+            self._note(f"the backup could not be deleted: {error}")
+        else:
+            self._report_backup(None)
 
     # --- in the background
 

@@ -49,13 +49,23 @@ def latest_intact(
         DamagedBackupError: No commit is intact. Nothing was changed.
         StorageError: A symbolic link is in the way; nothing would be written through it either.
     """
+
+    def read(commit: CommitId) -> WorkerState:
+        manifest = store.manifest(commit)
+        state = load(store, manifest, workers, _CHIEF, allocate)
+        if len(manifest.workers) == workers > 1:  # what the chief does not need is verified too, for the others
+            store.verify(manifest, but_not=manifest.workers[0].tensors.values())
+        return state
+
     store.storage.refuse_links((OWNERS, BLOBS, COMMITS, DAMAGED))
     for _ in range(_LISTINGS):
-        found, damaged, vanished = _search(store, lambda commit: _read_intact(store, commit, workers, allocate))
+        found, damaged, vanished = _search(store, read)
         if found or not vanished:
             break  # else a run that is still active has pruned what was listed: look again
     if found is None and vanished:
         return None
+    # A manifest that cannot be read, of a run that never finished a commit, is a write that was interrupted: nothing is
+    # lost with it. Any other one without an intact backup next to it is a loss, and nothing may be changed.
     finished = [c for c in damaged if store.has_committed(c.generation) or store.is_readable(c)]
     if found is None and finished:
         raise DamagedBackupError(_nothing_intact(store.storage.display(), list(damaged.values())))
@@ -130,15 +140,6 @@ def _not_found(store: BackupStore, name: str | None) -> str:
         return f"{where} holds no backup: give the backup_dir of a run that has saved"
     shown = repr(name) if _NAME.fullmatch(name) else "..."  # anything else may be an URL with a credential
     return f"{where}: no backup is named commit={shown}; the newest: {known}"
-
-
-def _read_intact(store: BackupStore, commit: CommitId, workers: int, allocate: Allocate | None) -> WorkerState:
-    """The chief's state; what it does not need itself is verified too."""
-    manifest = store.manifest(commit)
-    state = load(store, manifest, workers, _CHIEF, allocate)
-    if len(manifest.workers) == workers > 1:
-        store.verify(manifest, but_not=manifest.workers[0].tensors.values())
-    return state
 
 
 def _nothing_intact(directory: str, errors: list[DamagedBackupError]) -> str:

@@ -222,19 +222,22 @@ def test_two_successive_backups_share_no_file_also_after_one_whose_fate_is_unkno
     from keras_dist_callbacks.backups.store import BackupStore
     from keras_dist_callbacks.engine.committer import EngineOptions
     from keras_dist_callbacks.errors import StorageError
+    from keras_dist_callbacks.storage.storage import Storage
     from tests.support.recording import RecordingStore, Run
 
     run = Run(RecordingStore(), options=EngineOptions(double_checkpoint=True))
     run.begin()
     run.save(3)
-    real = run.backups._read_back
+    real = Storage.read
 
-    def fail(name: str) -> bytes | None:
-        real(name)
-        raise StorageError("no answer")
+    def fail(storage: Storage, name: str, *span: Any) -> bytes:
+        found = real(storage, name, *span)
+        if name.startswith("commits/"):
+            raise StorageError("no answer")
+        return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(run.backups, "_read_back", fail)
+        patch.setattr(Storage, "read", fail)
         with pytest.warns(RuntimeWarning, match="training continues"):
             run.save()
     run.save()
