@@ -43,19 +43,17 @@ def prepare(model: Any, config: Mapping[str, Any], custom_objects: Mapping[str, 
             model.compile_from_config(config["compile_config"])
 
 
-def differences(model: Any, config: Mapping[str, Any], *, compiled: bool) -> list[str]:
-    """Returns what differs between the model of a file and a model, one sentence each with both values."""
+def differences(model: Any, config: Mapping[str, Any], *, compiled: bool) -> list[tuple[str, ...]]:
+    """Returns what differs between the model of a file and a model: codes of findings, with what fills them."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Keras' own, as when it saves
             now = json.loads(saving_lib._serialize_model_as_json(model)[0])
     except Exception as error:  # noqa: BLE001 - get_config of the user's classes
-        return [f"the configuration cannot be compared ({type(error).__name__}: {error})"]
+        return [("model-not-compared", f"{type(error).__name__}: {error}")]
     before, after = (model_config.file_facts(item, compiled=compiled) for item in (config, now))
     names = [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
-    return first_few(
-        [f"{name} was {before.get(name, 'absent')} and is {after.get(name, 'absent')} now" for name in names]
-    )
+    return [("model-differs", name, before.get(name, "absent"), after.get(name, "absent")) for name in names]
 
 
 class StateMismatchError(ValueError):
@@ -96,7 +94,7 @@ def load_state(model: Any, path: Path, *, weights_only: bool = False) -> list[st
         weights_only: Whether optimizers stay as they are.
 
     Returns:
-        Why a training that continues is not exact, one sentence each; but for `weights_only`.
+        The optimizers of which the file holds nothing; but for `weights_only`.
 
     Raises:
         StateMismatchError: They do not fit the model.
@@ -116,8 +114,7 @@ def load_state(model: Any, path: Path, *, weights_only: bool = False) -> list[st
     found = [*(errors[key] for key in failed), *((o, error) for o, error in of_optimizers.values() if error)]
     if found:
         raise StateMismatchError(found)
-    without = [optimizer for optimizer, error in of_optimizers.values() if error is None]
-    return [f"the file holds no state of {_name(optimizer)}, which starts anew" for optimizer in without]
+    return [_name(optimizer) for optimizer, error in of_optimizers.values() if error is None]
 
 
 @contextlib.contextmanager

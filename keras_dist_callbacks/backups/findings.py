@@ -500,6 +500,15 @@ CATALOG: Mapping[str, Row] = {
     # --- starts from a checkpoint
     "checkpoint": Row("lost", "callbacks, random states and the position in the data are not restored"),
     "new-optimizer": Row("lost", "the optimizer starts from its initial state"),
+    "optimizer-not-in-file": Row(
+        "lost", "the file holds no state for {items}, which starts from its initial state", item="{0}"
+    ),
+    "model-differs": Row(
+        "lost",
+        "the model of build_fn differs from that of the file: {items}",
+        item="{0} was {1} and is {2} now",
+    ),
+    "model-not-compared": Row("lost", "its configuration cannot be compared with that of the model of build_fn ({0})"),
 }
 
 

@@ -16,7 +16,7 @@ import xxhash
 
 from keras_dist_callbacks.backups import record_io
 from keras_dist_callbacks.backups.record_io import Format, Generation, Token, read_verified
-from keras_dist_callbacks.checkpoints.files import Listing
+from keras_dist_callbacks.checkpoints.files import Listing, Problem, damaged
 from keras_dist_callbacks.errors import DamagedBackupError, StorageError
 from keras_dist_callbacks.storage.spelling import has_room_for_mark
 from keras_dist_callbacks.storage.storage import Storage
@@ -73,8 +73,8 @@ def write(storage: Storage, template: str, generation: int, *, is_ended: bool, l
             return
 
 
-def read_all(storage: Storage, templates: Iterable[str]) -> tuple[list[EndNote], list[str]]:
-    """Returns the newest note for each template, and a sentence for each note that is damaged.
+def read_all(storage: Storage, templates: Iterable[str]) -> tuple[list[EndNote], list[Problem]]:
+    """Returns the newest note for each template, and the notes that are damaged.
 
     Args:
         storage: The directory of the checkpoints.
@@ -84,13 +84,13 @@ def read_all(storage: Storage, templates: Iterable[str]) -> tuple[list[EndNote],
         BackupMismatchError: A newer version of this package wrote one.
     """
     found: dict[str, EndNote] = {}
-    problems: list[str] = []
+    problems: list[Problem] = []
     for template in sorted(set(templates)):
         for place, name in _places(storage, template):
             try:
                 note = _read(place, name)
             except DamagedBackupError as error:
-                problems.append(str(error))
+                problems.append(damaged(place, name, error))
                 continue
             if note is not None and note.template == template:
                 found[template] = max(found.get(template, note), note, key=lambda one: (one.generation, one.is_ended))

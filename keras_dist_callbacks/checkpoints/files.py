@@ -7,15 +7,15 @@ Each file carries its own record, so a file may be copied, moved or renamed, by 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import re
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from keras_dist_callbacks.backups.record_io import read_verified
 from keras_dist_callbacks.checkpoints.record import (
@@ -54,19 +54,45 @@ def next_sequence() -> int:
 
 
 @dataclass(frozen=True)
+class Problem:
+    """A file that is not used, and why; as a text, a sentence.
+
+    Attributes:
+        name: Its name in the directory.
+        path: Its path or URL, without credentials.
+        kind: `"damaged"`; `"incomplete"`: without a record, but named like files that have one; or `"link"`.
+        error: Of a damaged one, what reading it has shown.
+    """
+
+    name: str
+    path: str
+    kind: Literal["damaged", "incomplete", "link"]
+    error: str = ""
+
+    def __str__(self) -> str:
+        if self.kind == "link":
+            return f"{self.path} is a symbolic link, which is not followed; replace it by the file itself"
+        return self.error or f"{self.path} has no record: {INCOMPLETE}"
+
+
+def damaged(storage: Storage, name: str, error: DamagedBackupError) -> Problem:
+    """Returns what is wrong with a file that was read."""
+    return Problem(name, storage.display(name), "damaged", str(error))
+
+
+@dataclass(frozen=True)
 class Listing:
     """The model files of a directory; only the last bytes of each were read.
 
     Attributes:
         checkpoints: Those with a record, newest first; their content is not verified.
-        problems: One sentence for each file whose record is damaged, whose size differs from its record, or that has no
-            record although it is named like the files of a template that have one.
+        problems: Files whose record is damaged or says another size, or that were not written to the end.
         without_record: Names of the other files without a record: those of other programs.
         generation: The largest in any record, 0 without records.
     """
 
     checkpoints: tuple[Checkpoint, ...] = ()
-    problems: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
     without_record: tuple[str, ...] = ()
     generation: int = 0
 
@@ -109,19 +135,20 @@ def find(storage: Storage, template: str | None = None) -> Listing:
         outcomes = list(zip(present, pool.map(lambda info: _examine(storage, info), present), strict=True))
     found = [Checkpoint(info.name, outcome) for info, outcome in outcomes if isinstance(outcome, Record)]
     mine = [one for one in found if template is None or template in (one.record.template, one.name)]
-    damaged = [str(outcome) for _, outcome in outcomes if isinstance(outcome, DamagedBackupError)]
+    # A file without a record that is named like those of a template was not finished; others are of other programs.
     bare = [info.name for info, outcome in outcomes if outcome is None]
     patterns = [pattern_of(template) for template in {one.record.template for one in found}]
     incomplete = [name for name in bare if any(fits.fullmatch(name) for fits in patterns)]
-    damaged += [
-        f"{storage.display(name)} is a symbolic link, which is not followed; replace it by the file itself"
-        for name, target in links.items()
-        if target.parent != Path(storage.root).resolve()  # a shortcut to another file of the directory is harmless
-    ]
-    damaged += [f"{storage.display(name)} has no record: {INCOMPLETE}" for name in incomplete]
+    # A link to another file of the directory is harmless: that file is listed itself.
+    outward = [name for name, target in links.items() if target.parent != Path(storage.root).resolve()]
+    problems = (
+        *(damaged(storage, info.name, error) for info, error in outcomes if isinstance(error, DamagedBackupError)),
+        *(Problem(name, storage.display(name), "link") for name in outward),
+        *(Problem(name, storage.display(name), "incomplete") for name in incomplete),
+    )
     return Listing(
         tuple(sorted(mine, key=lambda one: one.order, reverse=True)),
-        tuple(damaged),
+        problems,
         tuple(name for name in bare if name not in incomplete),
         max([0, *(one.record.generation for one in found)]),
     )
@@ -143,26 +170,26 @@ def latest_verified(storage: Storage, template: str | None = None, *, into: Path
         BackupMismatchError: A newer version of this package wrote one of them.
     """
     listing = find(storage, template)
-    newer = functools.partial(_newer_without_record, storage, listing, template)
-    return first_intact(storage, listing.checkpoints, listing.problems, into=into, explain=newer)
+    others = [name for name in listing.without_record if template is None or pattern_of(template).fullmatch(name)]
+    return first_intact(storage, listing.checkpoints, listing.problems, into=into, others=others)
 
 
 def first_intact(
     storage: Storage,
     candidates: Iterable[Checkpoint],
-    known_problems: Iterable[str] = (),
+    known_problems: Iterable[Problem] = (),
     *,
     into: Path | None = None,
-    explain: Callable[[Checkpoint], list[str]] = lambda used: [],
+    others: Sequence[str] = (),
 ) -> Checkpoint | None:
     """Returns the first of several checkpoints whose content matches its record; a warning names damaged ones.
 
     Args:
         storage: The directory.
         candidates: The checkpoints.
-        known_problems: What else is damaged there, one sentence each.
+        known_problems: What else is damaged there.
         into: A local directory that gets a copy of the file. Defaults to no copy.
-        explain: What else to say of the one that is used.
+        others: Names of files of other programs; the warning names those that are newer than the one that is used.
 
     Raises:
         DamagedBackupError: There are some, but none of them is intact.
@@ -174,34 +201,34 @@ def first_intact(
         except FileNotFoundError:
             continue  # deleted since the listing
         except DamagedBackupError as error:
-            problems.append(str(error))
+            problems.append(damaged(storage, candidate.name, error))
             continue
-        problems += explain(found)
-        if problems:
-            warn(f"{'; '.join(problems)}. {storage.display(found.name)} is used", UserWarning)
+        texts = [str(problem) for problem in problems]
+        newer = _written_after(storage, others, found.name)
+        if newer:
+            texts.append(
+                f"{', '.join(first_few([storage.display(name) for name in newer]))} without a record: another program "
+                "wrote or rewrote it, so it is not used (make_or_restore_model(..., adopt=True) uses such files if "
+                "there are no others)"
+            )
+        if texts:
+            warn(f"{'; '.join(texts)}. {storage.display(found.name)} is used", UserWarning)
         return found
     if problems:
         raise DamagedBackupError(
-            f"no checkpoint in {storage.display()} is intact: {'; '.join(problems)}. Restore the files, or delete them "
-            "to start from the beginning"
+            f"no checkpoint in {storage.display()} is intact: {'; '.join(map(str, problems))}. Restore the files, or "
+            "delete them to start from the beginning"
         )
     return None
 
 
-def _newer_without_record(storage: Storage, listing: Listing, template: str | None, used: Checkpoint) -> list[str]:
-    """Returns what to say of files of other programs that were written after the one that is used."""
-    names = [name for name in listing.without_record if template is None or pattern_of(template).fullmatch(name)]
+def _written_after(storage: Storage, names: Sequence[str], reference: str) -> list[str]:
+    """Returns those of some files that were written after another one."""
     if not names:
         return []
     with ThreadPoolExecutor(_READERS) as pool:
-        *times, reference = pool.map(storage.modified, [*names, used.name])
-    newer = [storage.display(name) for name, time in zip(names, times, strict=True) if time > reference]
-    if not newer:
-        return []
-    return [
-        f"{', '.join(first_few(newer))} without a record: another program wrote or rewrote it, so it is not used "
-        "(make_or_restore_model(..., adopt=True) uses such files if there are no others)"
-    ]
+        *times, then = pool.map(storage.modified, [*names, reference])
+    return [name for name, time in zip(names, times, strict=True) if time > then]
 
 
 def verify(storage: Storage, name: str) -> Checkpoint:

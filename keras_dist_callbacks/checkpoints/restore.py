@@ -13,6 +13,7 @@ import xxhash
 
 from keras_dist_callbacks import static, validation
 from keras_dist_callbacks._compat import keras_in_use
+from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.backups.retention import Mode
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     import keras
 
 _M = TypeVar("_M", bound="keras.Model")
-Load = Callable[[Path], Any]
+Load = Callable[[Path], tuple[Any, list[Finding]]]
+"""Makes a model of a local copy of a file; also returns why that is not exact."""
 
 
 @explains_arguments
@@ -207,20 +209,21 @@ def make_or_restore_model(
     with temporary.directory("restore") as copies:
         checkpoint = _same_on_all(cluster, storage, template, copies, warns=not adopt)
         if checkpoint is None:
-            loaders = _loaders(build_fn, objects, compile, weights_only, warns=cluster.is_chief)
+            loaders = _loaders(build_fn, objects, compile, weights_only)
             adopted = _restore_latest_loadable(cluster, storage, template, copies, loaders) if adopt else None
-            model = build_fn() if adopted is None else _say_adopted(verbose, storage, *adopted, weights_only)
             if adopted is None:
                 _say(verbose, f"no checkpoint in {storage.display()}: starting with a new model")
+                return build_fn()
+            model = _say_adopted(verbose, storage, *adopted, weights_only, warns=cluster.is_chief)
             return model
         path = copies / checkpoint.name
         shown, record = storage.display(checkpoint.name), checkpoint.record
         if checkpoint.kind == "weights":
-            model = _load_weights(build_fn(), path, shown, weights_only, warns=cluster.is_chief)
+            model, found = _load_weights(build_fn(), path, shown, weights_only)
         else:
-            model = _load_model(build_fn, path, shown, objects, compile, weights_only, warns=cluster.is_chief)
+            model, found = _load_model(build_fn, path, shown, objects, compile, weights_only)
     _report_missing(model, warns=cluster.is_chief)
-    model._kdc_origin = model._kdc_restored_from = _restored(shown, record.epoch, record.step, weights_only)
+    _note_origin(model, shown, record.epoch, record.step, found, weights_only, warns=cluster.is_chief)
     how = f"; without BackupAndRestore, give fit() initial_epoch={record.epoch}" if record.epoch else ""
     rates, what = _rates_in_words(model), _restored_in_words(weights_only)
     _say(verbose, f"{what} from {shown} ({record.epoch} epochs finished, step {record.step}{rates}){how}")
@@ -244,9 +247,15 @@ def restored_from(model: Any) -> Restored | None:
     return found
 
 
-def _restored(path: str, epoch: int, step: int, weights_only: bool) -> Restored:
+def _note_origin(
+    model: Any, path: str, epoch: int, step: int, found: Sequence[Finding], weights_only: bool, *, warns: bool
+) -> None:
+    """Notes in a model where it is from, and warns of what was found in this file and not in every one."""
     codes = ("checkpoint", "new-optimizer") if weights_only else ("checkpoint",)
-    return Restored(path, epoch, step, tuple(map(Finding, codes)))
+    origin = Restored(path, epoch, step, (*map(Finding, codes), *found))
+    model._kdc_origin = model._kdc_restored_from = origin
+    if found and warns:
+        warn(f"not exact: {path}: {'; '.join(findings.sentences(found))}")
 
 
 def _restored_in_words(weights_only: bool) -> str:
@@ -273,18 +282,18 @@ def _of_this_keras(build_fn: Callable[[], _M]) -> Callable[[], _M]:
 
 
 def _loaders(
-    build_fn: Callable[[], Any], objects: Mapping[str, Any], compile: bool, weights_only: bool, *, warns: bool
+    build_fn: Callable[[], Any], objects: Mapping[str, Any], compile: bool, weights_only: bool
 ) -> dict[str, Load]:
     return {
-        "model": lambda path: _load_model(build_fn, path, path.name, objects, compile, weights_only, warns=warns),
-        "weights": lambda path: _load_weights(build_fn(), path, path.name, weights_only, warns=warns),
+        "model": lambda path: _load_model(build_fn, path, path.name, objects, compile, weights_only),
+        "weights": lambda path: _load_weights(build_fn(), path, path.name, weights_only),
         "tf": lambda path: _load_tf_checkpoint(build_fn(), path, weights_only),
     }
 
 
 def _restore_latest_loadable(
     cluster: Cluster, storage: Storage, template: str | None, into: Path, loaders: Mapping[str, Load]
-) -> tuple[Any, ForeignCheckpoint] | None:
+) -> tuple[Any, list[Finding], ForeignCheckpoint] | None:
     """Loads the newest foreign checkpoint on every worker; one that does not load anywhere is skipped.
 
     Args:
@@ -292,20 +301,20 @@ def _restore_latest_loadable(
         storage: Where they are.
         template: As in `foreign.find`.
         into: A local directory for copies.
-        loaders: For each kind what makes a model of a local copy, whose path it gets (of `"tf"` without `.index`).
+        loaders: One for each kind; that of `"tf"` gets the path without `.index`.
 
     Returns:
-        The model and where it is from; None if no other tool left anything.
+        The model, why it is not exact, and where it is from; None if no other tool left anything.
     """
-    found = cluster.on_chief(lambda: foreign.find(storage, template), _ADOPTING, _TIMEOUT) or []
+    present = cluster.on_chief(lambda: foreign.find(storage, template), _ADOPTING, _TIMEOUT) or []
     reasons: list[str] = []
-    for fields in cluster.broadcast([vars(checkpoint) for checkpoint in found], _ADOPTING, kind=list[dict[str, Any]]):
+    for fields in cluster.broadcast([vars(checkpoint) for checkpoint in present], _ADOPTING, kind=list[dict[str, Any]]):
         checkpoint = ForeignCheckpoint(**{**fields, "files": tuple(fields["files"])})
         _copy(cluster, storage, checkpoint.files, into)
-        model, reason = _try_to_load(cluster, loaders[checkpoint.kind], into / checkpoint.name)
+        model, found, reason = _try_to_load(cluster, loaders[checkpoint.kind], into / checkpoint.name)
         if reason is None:
             _report_skipped(cluster, storage, reasons)
-            return model, checkpoint
+            return model, found, checkpoint
         reasons.append(f"{storage.display(checkpoint.name)}: {reason}")
     if reasons:
         what = f"no checkpoint of another tool in {storage.display()} loads: {'; '.join(reasons)}"
@@ -327,16 +336,18 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
-def _try_to_load(cluster: Cluster, load: Load, path: Path) -> tuple[Any, str | None]:
+def _try_to_load(cluster: Cluster, load: Load, path: Path) -> tuple[Any, list[Finding], str | None]:
+    """What `load` returns, and the error of the first worker that could not load the file."""
     model, reason = None, None
+    found: list[Finding] = []
     try:
-        model = load(path)
+        model, found = load(path)
     except (ConfigError, StorageError):
         raise  # build_fn's model or the temporary directory is at fault, not the file
     except Exception as error:  # noqa: BLE001 - Keras' and TensorFlow's readers have errors of many types; all are reported
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
     reasons = cluster.gather(reason, _ADOPTING, _TIMEOUT, kind=str | None)
-    return model, next((reason for reason in reasons if reason is not None), None)
+    return model, found, next((reason for reason in reasons if reason is not None), None)
 
 
 def _report_skipped(cluster: Cluster, storage: Storage, reasons: Sequence[str]) -> None:
@@ -347,11 +358,20 @@ def _report_skipped(cluster: Cluster, storage: Storage, reasons: Sequence[str]) 
         )
 
 
-def _say_adopted(verbose: int, storage: Storage, model: Any, adopted: ForeignCheckpoint, weights_only: bool) -> Any:
+def _say_adopted(
+    verbose: int,
+    storage: Storage,
+    model: Any,
+    found: list[Finding],
+    adopted: ForeignCheckpoint,
+    weights_only: bool,
+    *,
+    warns: bool,
+) -> Any:
     from keras_dist_callbacks._compat.variables import steps_trained
 
     shown, step = storage.display(adopted.name), steps_trained(model)
-    model._kdc_origin = model._kdc_restored_from = _restored(shown, adopted.epoch, step, weights_only)
+    _note_origin(model, shown, adopted.epoch, step, found, weights_only, warns=warns)
     where = f"{adopted.epoch} epochs finished" if adopted.epoch else "its epoch is not known"
     how = f"give fit() initial_epoch={adopted.epoch or '...'}"
     what = f"not exact: {_NEW_OPTIMIZER}; weights" if weights_only else "model"
@@ -397,9 +417,7 @@ def _load_model(
     custom_objects: Mapping[str, Any],
     compile: bool,
     weights_only: bool,
-    *,
-    warns: bool,
-) -> Any:
+) -> tuple[Any, list[Finding]]:
     """The model of `build_fn` with the state of a file; a file that is not `.keras` is loaded by Keras alone."""
     from keras_dist_callbacks._compat import model_file
 
@@ -408,29 +426,27 @@ def _load_model(
         with temporary.writing(f"what Keras unpacks of {shown}", within=path.parent):
             loaded = model_file.load_model(path, custom_objects, compile=compile and not weights_only)
         if not weights_only:
-            return loaded
+            return loaded, []
         model = build_fn()
         model.set_weights(loaded.get_weights())
-        return model
+        return model, []
     model = build_fn()
     model_file.prepare(model, config, custom_objects, compile=compile)
     _require_built(model, shown)
     _keep_compiled_rates(model)
-    found = model_file.differences(model, config, compiled=compile)
-    notes = _load_state(model, path, shown, weights_only, found)
-    if found:
-        notes.append(f"the model of build_fn differs from it, and is used: {'; '.join(found)}")
-    _report_inexact(shown, notes if warns else [])
-    return model
+    differ = findings.made(model_file.differences(model, config, compiled=compile))
+    return model, _load_state(model, path, shown, weights_only, differ)
 
 
-def _load_state(model: Any, path: Path, shown: str, weights_only: bool, found: Sequence[str] = ()) -> list[str]:
-    """Loads a file's state; returns why that is not exact. `found` is what is known to differ."""
+def _load_state(
+    model: Any, path: Path, shown: str, weights_only: bool, differ: Sequence[Finding] = ()
+) -> list[Finding]:
+    """Loads a file's state; returns why that is not exact, with what is known to differ."""
     from keras_dist_callbacks._compat import model_file
 
     try:
         with temporary.writing(f"what Keras unpacks of {shown}", within=path.parent):
-            return model_file.load_state(model, path, weights_only=weights_only)
+            without = model_file.load_state(model, path, weights_only=weights_only)
     except model_file.StateMismatchError as error:
         advice = "Build the model as it was trained"
         if error.is_optimizer_alone:
@@ -438,10 +454,11 @@ def _load_state(model: Any, path: Path, shown: str, weights_only: bool, found: S
                 "Build and compile the model as it was trained; or take the weights alone, with a new optimizer: "
                 "weights_only=True"
             )
-        why = "; ".join([str(error), *found])
+        why = "; ".join([str(error), *findings.sentences(differ)])
         raise BackupMismatchError(
             f"the state of {shown} does not fit the model of build_fn: {why}. {advice}"
         ) from error
+    return [*(Finding("optimizer-not-in-file", detail=(name,)) for name in without), *differ]
 
 
 def missing_in_words(missing: Sequence[tuple[str, Any]]) -> str:
@@ -457,11 +474,6 @@ def _report_missing(model: Any, *, warns: bool) -> None:
     missing = missing_in_files(model)
     if missing and warns:
         warn(missing_in_words(missing))
-
-
-def _report_inexact(shown: str, notes: Sequence[str]) -> None:
-    if notes:
-        warn(f"not exact: {shown}: {'; '.join(notes)}")
 
 
 def _keep_compiled_rates(model: Any) -> None:
@@ -485,7 +497,7 @@ def _rates_in_words(model: Any) -> str:
     )
 
 
-def _load_tf_checkpoint(model: Any, path: Path, weights_only: bool) -> Any:
+def _load_tf_checkpoint(model: Any, path: Path, weights_only: bool) -> tuple[Any, list[Finding]]:
     from keras_dist_callbacks._compat.model_file import restore_model
 
     _require_built(model, path.name)
@@ -497,7 +509,7 @@ def _load_tf_checkpoint(model: Any, path: Path, weights_only: bool) -> Any:
     restore_model(model, str(path))
     for variable, value in zip(kept, initial, strict=True):
         variable.assign(value)  # it is restored with the model that it is a part of
-    return model
+    return model, []
 
 
 def _require_built(model: Any, shown: str) -> None:
@@ -511,12 +523,10 @@ def _require_built(model: Any, shown: str) -> None:
         )
 
 
-def _load_weights(model: Any, path: Path, shown: str, weights_only: bool, *, warns: bool) -> Any:
+def _load_weights(model: Any, path: Path, shown: str, weights_only: bool) -> tuple[Any, list[Finding]]:
     _require_built(model, shown)
     _keep_compiled_rates(model)
-    notes = _load_state(model, path, shown, weights_only)
-    _report_inexact(shown, notes if warns else [])
-    return model
+    return model, _load_state(model, path, shown, weights_only)
 
 
 def _split(checkpoint_dir: str | os.PathLike[str]) -> tuple[str, str | None]:

@@ -132,11 +132,11 @@ def show(
         if checkpoint is None:
             held = details.describe_commit(target, entries, _chosen(target, entries, commit))
             shown = partial(details.show_commit, every_tensor=every_tensor)
-            target.report(held, shown, problem=bool(held.commit.problem))
+            target.report(held, shown, problem=held.commit.state != "ok")
             return
         found = details.describe_checkpoint(target.storage, checkpoint, () if name else published.problems)
         shown_file = partial(details.show_checkpoint, every_tensor=every_tensor)
-        target.report(found, shown_file, problem=bool(found.problem or found.remarks))
+        target.report(found, shown_file, problem=bool(found.state != "intact" or found.others))
 
 
 @app.command(epilog=_EXIT_CODES)

@@ -8,13 +8,14 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from keras_dist_callbacks.backups import record_io
 from keras_dist_callbacks.backups.codec import dtype_of
 from keras_dist_callbacks.backups.manifest import CALLBACK, PYTHON
 from keras_dist_callbacks.backups.snapshot import JSON, VARIABLE, Manifest, WorkerRecord
 from keras_dist_callbacks.checkpoints import files, retention
+from keras_dist_callbacks.checkpoints.files import Problem
 from keras_dist_callbacks.checkpoints.record import Checkpoint
 from keras_dist_callbacks.checkpoints.retention import Standing
 from keras_dist_callbacks.cli import formatting, listing
@@ -165,7 +166,7 @@ def show_commit(page: Page, details: CommitDetails, *, every_tensor: bool) -> No
     run = [(key.replace("_", " "), "-" if v is None else str(v).removeprefix("_")) for key, v in details.run.items()]
     facts: list[tuple[str, Cell]] = [
         ("position", f"{row.position} (step {row.step})"),
-        ("state", formatting.styled(row.state if row.problem else "finished" if row.done else "not finished")),
+        ("state", formatting.styled(row.state if row.state != "ok" else "finished" if row.done else "not finished")),
         ("written", formatting.moment(row.created, row.age_seconds)),
         ("resume", formatting.styled(row.verdict or "-")),
         ("generation", str(row.generation)),
@@ -221,7 +222,7 @@ class CheckpointDetails:
     Attributes:
         url: The directory, without credentials.
         checkpoint: What `kdc ls` shows of it.
-        state: `"intact"` or `"damaged"`: the file was read and compared with its digest.
+        state: The file was read and compared with its digest.
         problem: What is wrong with it.
         template: That of its file name.
         sequence: Its position among the files of its run.
@@ -231,12 +232,12 @@ class CheckpointDetails:
         saved_by: What the file says of who saved it and when.
         tensors: In the order of the file.
         tensor_bytes: Of all values of all tensors.
-        remarks: What is wrong with others in the directory: one of them may be newer.
+        others: What is wrong with others in the directory: one of them may be newer.
     """
 
     url: str
     checkpoint: CheckpointRow
-    state: str
+    state: Literal["intact", "damaged"]
     problem: str | None
     template: str
     sequence: int
@@ -246,7 +247,7 @@ class CheckpointDetails:
     saved_by: Mapping[str, str]
     tensors: tuple[TensorRow, ...]
     tensor_bytes: int
-    remarks: tuple[str, ...] = ()
+    others: tuple[Problem, ...] = ()
 
 
 def choose(storage: Storage, published: files.Listing, name: str) -> Checkpoint | None:
@@ -261,24 +262,25 @@ def choose(storage: Storage, published: files.Listing, name: str) -> Checkpoint 
         return found
     if not name:
         if published.problems:
-            raise DamagedBackupError(f"{'; '.join(published.problems)}. `kdc verify` checks all")
+            raise DamagedBackupError(f"{'; '.join(map(str, published.problems))}. `kdc verify` checks all")
         return None
-    path = storage.display(name)
-    problem = next((problem for problem in published.problems if path in problem), None)
-    if problem:
-        raise DamagedBackupError(problem)
+    problem = next((problem for problem in published.problems if problem.name == name), None)
+    if problem is not None:
+        raise DamagedBackupError(str(problem))
     known = ", ".join(one.name for one in published.checkpoints[:5])
     advice = f"the newest: {known}" if known else "`kdc ls` lists what is there"
     raise ConfigError(f"{storage.display()}: no checkpoint with a record is named {name!r}; {advice}")
 
 
-def describe_checkpoint(storage: Storage, checkpoint: Checkpoint, remarks: tuple[str, ...] = ()) -> CheckpointDetails:
+def describe_checkpoint(
+    storage: Storage, checkpoint: Checkpoint, others: tuple[Problem, ...] = ()
+) -> CheckpointDetails:
     """Reads a checkpoint completely and describes it.
 
     Args:
         storage: The directory.
         checkpoint: What the last bytes of the file contain.
-        remarks: What is wrong with others there.
+        others: What is wrong with others there.
     """
     tensors: tuple[TensorRow, ...] = ()
     saved_by: Mapping[str, str] = {}
@@ -307,7 +309,7 @@ def describe_checkpoint(storage: Storage, checkpoint: Checkpoint, remarks: tuple
         saved_by=saved_by,
         tensors=tensors,
         tensor_bytes=sum(row.bytes for row in tensors),
-        remarks=remarks,
+        others=others,
     )
 
 
@@ -329,7 +331,7 @@ def show_checkpoint(page: Page, details: CheckpointDetails, *, every_tensor: boo
         *((name.replace("_", " "), value) for name, value in details.saved_by.items()),
     ]
     page.facts(facts)
-    page.notes([(row.name, details.problem), *(("damaged", remark) for remark in details.remarks)], "red")
+    page.notes([(row.name, details.problem), *(("damaged", str(problem)) for problem in details.others)], "red")
     if details.tensors:
         _show_tensors(page, details.tensors, details.tensor_bytes, every_tensor=every_tensor)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from timeit import timeit
+from typing import Literal
 
 from rich.text import Text
 
@@ -49,13 +50,13 @@ class Check:
 
     Attributes:
         name: What was checked.
-        status: `"ok"`, `"warn"`, `"fail"`, or `"skipped"` because an earlier one failed.
+        status: `"skipped"` if an earlier one failed.
         detail: What was found.
         advice: What to do about it; empty if there is nothing to do.
     """
 
     name: str
-    status: str
+    status: Literal["ok", "warn", "fail", "skipped"]
     detail: str
     advice: str = ""
 

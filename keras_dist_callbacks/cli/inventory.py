@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from keras_dist_callbacks.backups import names, owner_records, record_io
 from keras_dist_callbacks.backups.manifest import decode_manifest
@@ -26,6 +26,9 @@ _LISTINGS = 20
 QUIET_SECONDS = 15 * 60.0
 SURELY_DEAD_SECONDS = 12 * 3600.0
 _MISSED_BACKUPS = 3
+State = Literal["ok", "damaged", "too new", "unfinished"]
+"""`"too new"`: a newer version of this package wrote the commit. `"unfinished"`: it is the first one of a run that
+never finished one, so that nothing is lost."""
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
@@ -38,14 +41,13 @@ class Entry:
         id: Its place in time.
         manifest: What it says; None if it cannot be read.
         problem: What is wrong with it.
-        state: `"ok"`, else `"damaged"`, `"too new"` (a newer version of this package wrote it), or `"unfinished"`:
-            the first of a run that never finished one, so that nothing is lost.
+        state: See `State`.
     """
 
     id: CommitId
     manifest: Manifest | None
     problem: str = ""
-    state: str = "ok"
+    state: State = "ok"
 
     def readable(self) -> Manifest:
         """What the commit says.
@@ -101,8 +103,8 @@ def read_entries(store: BackupStore) -> list[Entry]:
         except DamagedBackupError as error:
             if not store.storage.exists(commit.name):
                 return None
-            state = "damaged" if store.has_committed(commit.generation) else "unfinished"
-            return Entry(commit, None, str(error), state)
+            is_lost = store.has_committed(commit.generation)
+            return Entry(commit, None, str(error), "damaged" if is_lost else "unfinished")
         except BackupMismatchError as error:
             return Entry(commit, None, str(error), "too new")
 
@@ -172,7 +174,7 @@ def judge_all(storage: Storage, entries: Sequence[Entry]) -> list[Entry]:
     """The entries, each judged, without those that a running fit has deleted meanwhile."""
     stored = blob_sizes(storage, entries)
     found = [judge(entry, stored) for entry in entries]
-    return [e for e in found if e.manifest is None or not e.problem or storage.exists(e.id.name)]
+    return [e for e in found if e.manifest is None or e.state == "ok" or storage.exists(e.id.name)]
 
 
 def created_at(manifest: Manifest) -> float | None:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import BlobInfo, Manifest, WorkerState
 from keras_dist_callbacks.checkpoints import files, foreign, retention
+from keras_dist_callbacks.checkpoints.files import Problem
 from keras_dist_callbacks.checkpoints.record import Checkpoint
 from keras_dist_callbacks.checkpoints.retention import Standing
 from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.cli.formatting import Cell, Page
-from keras_dist_callbacks.cli.inventory import Entry, created_at, judge_all, read_entries
+from keras_dist_callbacks.cli.inventory import Entry, State, created_at, judge_all, read_entries
 from keras_dist_callbacks.cli.output import Target
 from keras_dist_callbacks.terminal import first_few
 from keras_dist_callbacks.validation import convert
@@ -32,7 +33,7 @@ class CommitRow:
         commit: Its short name, generation and sequence.
         name: Its path in the directory.
         generation: The run that wrote it.
-        state: `"ok"`, `"damaged"`, `"too new"` or `"unfinished"`; contents of blobs are not read for this.
+        state: As in `Entry`; contents of blobs are not read for this.
         problem: What is wrong with it.
         kind: `"within"` an epoch, `"between"` epochs or at the `"end"`.
         epoch: The running one, counted from 1 as in `position`; if `kind` is not `"within"`, the last one that ended.
@@ -53,7 +54,7 @@ class CommitRow:
     commit: str
     name: str
     generation: int
-    state: str
+    state: State
     problem: str | None = None
     kind: str | None = None
     epoch: int | None = None
@@ -114,7 +115,7 @@ class DirectoryListing:
         commits: The newest first.
         bytes: Size of all blobs that the commits refer to, each counted once.
         checkpoints: The newest first.
-        checkpoint_problems: What is wrong with checkpoints, one sentence each.
+        checkpoint_problems: What is wrong with checkpoints.
         without_record: Model files that are incomplete, or of other programs.
         earlier_runs: Whether a run began here, be it without any commit.
     """
@@ -123,7 +124,7 @@ class DirectoryListing:
     commits: tuple[CommitRow, ...]
     bytes: int
     checkpoints: tuple[CheckpointRow, ...]
-    checkpoint_problems: tuple[str, ...]
+    checkpoint_problems: tuple[Problem, ...]
     without_record: tuple[str, ...]
     earlier_runs: bool
 
@@ -228,7 +229,7 @@ def show_listing(page: Page, listing: DirectoryListing) -> None:
         page.table(_CHECKPOINT_HEADERS, cells, only_if_wide=_CHECKPOINT_HEADERS[2:6])
         renamed = (row for row in published if row.name != row.published_name)
         page.notes((row.name, f"a copy of {row.published_name}") for row in renamed)
-    page.notes((("damaged", problem) for problem in listing.checkpoint_problems), "red")
+    page.notes((("damaged", str(problem)) for problem in listing.checkpoint_problems), "red")
     why = "not written by kdc.ModelCheckpoint, or changed since (no record)"
     page.notes((name, why) for name in listing.without_record)
 

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from keras_dist_callbacks.backups import names
 from keras_dist_callbacks.backups.names import DAMAGED, WITNESS, blob_generation
@@ -21,17 +22,17 @@ from keras_dist_callbacks.backups.reading import verify_tensors
 from keras_dist_callbacks.backups.snapshot import BlobInfo, TensorInfo
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.checkpoints import files
-from keras_dist_callbacks.checkpoints.record import EXTENSIONS, Checkpoint
+from keras_dist_callbacks.checkpoints.record import Checkpoint
 from keras_dist_callbacks.cli import formatting, inventory
 from keras_dist_callbacks.cli.formatting import Page
-from keras_dist_callbacks.cli.inventory import Entry, Inventory
+from keras_dist_callbacks.cli.inventory import Entry, Inventory, State
 from keras_dist_callbacks.cli.output import PROBLEM, Target, fail, nothing_in, progress
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, DamagedBackupError, FencedError
 from keras_dist_callbacks.storage.storage import Storage
 
 Advance = Callable[[int], None]
 """Is given how many bytes were read."""
-ProblemOf = Callable[[BlobInfo, frozenset[TensorInfo]], str | None]
+Verify = Callable[[BlobInfo, frozenset[TensorInfo]], DamagedBackupError | None]
 """Says what is wrong with a blob and those tensors in it that are of interest; None if nothing is."""
 
 
@@ -42,15 +43,15 @@ class Verdict:
     Attributes:
         name: Its path in the directory.
         kind: `"backup"` or `"checkpoint"`.
-        state: `"intact"`, `"damaged"`, `"too new"` or `"unfinished"`.
+        state: What was found.
         where: Its place in training, in words.
         bytes: Its size.
         problem: What is wrong with it.
     """
 
     name: str
-    kind: str
-    state: str
+    kind: Literal["backup", "checkpoint"]
+    state: State | Literal["intact"]
     where: str | None = None
     bytes: int | None = None
     problem: str | None = None
@@ -70,44 +71,44 @@ class Verification:
         return all(verdict.state in {"intact", "unfinished"} for verdict in self.verdicts)
 
 
-def blob_verifier(storage: Storage) -> ProblemOf:
+def blob_verifier(storage: Storage) -> Verify:
     """Reads and verifies blobs; one that several backups refer to for the same tensors is read once."""
 
     @functools.cache
-    def problem_of(blob: BlobInfo, tensors: frozenset[TensorInfo]) -> str | None:
+    def verify(blob: BlobInfo, tensors: frozenset[TensorInfo]) -> DamagedBackupError | None:
         try:
             verify_tensors(storage, tensors, [blob])
         except DamagedBackupError as error:
-            return str(error)
+            return error
         return None
 
-    return problem_of
+    return verify
 
 
-def verify_backup(storage: Storage, entry: Entry, advance: Advance, problem_of: ProblemOf) -> Verdict | None:
+def verify_backup(storage: Storage, entry: Entry, advance: Advance, verify: Verify) -> Verdict | None:
     """Verifies a backup blob by blob; None if a running fit has deleted it meanwhile.
 
     Args:
         storage: The directory.
         entry: The backup.
         advance: Is given how many bytes were read.
-        problem_of: Verifies a blob.
+        verify: Verifies a blob.
     """
     manifest = entry.manifest
     if manifest is None:
         return Verdict(entry.id.name, "backup", entry.state, problem=entry.problem)
-    problem = None
+    damage = None
     tensors: dict[str, set[TensorInfo]] = {blob.path: set() for blob in manifest.blobs}
     for info in (info for record in manifest.workers for info in record.tensors.values()):
         tensors[info.blob].add(info)
     for blob in manifest.blobs:
-        found = problem_of(blob, frozenset(tensors[blob.path]))
-        problem = problem or found
+        found = verify(blob, frozenset(tensors[blob.path]))
+        damage = damage or found
         advance(blob.size)
-    if problem and not storage.exists(entry.id.name):
+    if damage is not None and not storage.exists(entry.id.name):
         return None
-    state = "damaged" if problem else "intact"
-    return Verdict(entry.id.name, "backup", state, formatting.position(manifest.position), work([entry]), problem)
+    verdict = Verdict(entry.id.name, "backup", "intact", formatting.position(manifest.position), work([entry]))
+    return verdict if damage is None else dataclasses.replace(verdict, state="damaged", problem=str(damage))
 
 
 def verify(target: Target, entries: Sequence[Entry], published: files.Listing) -> Verification:
@@ -120,10 +121,10 @@ def verify(target: Target, entries: Sequence[Entry], published: files.Listing) -
     """
     checkpoints = published.checkpoints
     with progress("verifying", work(entries, checkpoints)) as advance:
-        problem_of = blob_verifier(target.storage)
-        verdicts = [verify_backup(target.storage, entry, advance, problem_of) for entry in reversed(entries)]
+        verify_blob = blob_verifier(target.storage)
+        verdicts = [verify_backup(target.storage, entry, advance, verify_blob) for entry in reversed(entries)]
         verdicts += [_verify_checkpoint(target.storage, checkpoint, advance) for checkpoint in checkpoints]
-    verdicts += _problem_verdicts(target.storage, published)
+    verdicts += [Verdict(one.name, "checkpoint", "damaged", problem=str(one)) for one in published.problems]
     set_aside = sum(names.quarantined_name(file.name) is not None for file in target.storage.files(DAMAGED))
     return Verification(target.url, tuple(verdict for verdict in verdicts if verdict is not None), set_aside)
 
@@ -148,16 +149,6 @@ def _verify_checkpoint(storage: Storage, checkpoint: Checkpoint, advance: Advanc
     finally:
         advance(checkpoint.file_size)
     return verdict
-
-
-def _problem_verdicts(storage: Storage, published: files.Listing) -> list[Verdict]:
-    """Checkpoints whose records are damaged or missing."""
-    present = [info.name for info in storage.files() if info.name.endswith(EXTENSIONS)] if published.problems else []
-    verdicts = []
-    for problem in published.problems:
-        named = [name for name in present if storage.display(name) in problem]
-        verdicts.append(Verdict(max(named, key=len, default=""), "checkpoint", "damaged", problem=problem))
-    return verdicts
 
 
 def show_verification(page: Page, found: Verification) -> None:
@@ -242,10 +233,10 @@ def _select_kept(target: Target, entries: tuple[Entry, ...], keep: int) -> list[
     for entry in newest_first:
         if entry.state == "too new":
             raise BackupMismatchError(entry.problem)
-    problem_of = blob_verifier(target.storage)
+    verify_blob = blob_verifier(target.storage)
     with progress("verifying", work(newest_first[:1])) as advance:
         for number, entry in enumerate(newest_first):
-            verdict = verify_backup(target.storage, entry, advance, problem_of)
+            verdict = verify_backup(target.storage, entry, advance, verify_blob)
             if verdict is None:
                 raise BackupError(f"{entry.id.name} was deleted meanwhile: a run is writing; nothing is deleted")
             if verdict.state == "intact":

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 import keras
 
 from keras_dist_callbacks import validation
-from keras_dist_callbacks.checkpoints.files import split_filepath
+from keras_dist_callbacks.checkpoints.files import Problem, split_filepath
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, StorageError
@@ -129,8 +129,8 @@ class SidecarEvaluator:
         self._checkpoints, self._series = places.checkpoints, places.series
         self._sources: list[Source] = []
         self._settled: set[str] = set()  # evaluated, or known to be damaged
-        self._reported: set[str] = set()
-        self._has_evaluated = False
+        self._reported: set[Problem] = set()
+        self._has_evaluated = self._is_waiting = False
 
     def start(self) -> list[Evaluation]:
         """Evaluates until the training has ended, `max_evaluations` are there or `timeout` is over.
@@ -194,9 +194,10 @@ class SidecarEvaluator:
                 raise
             warn(f"cannot read the checkpoints, and will try again: {error}")
             return PollResult(failed=True)
-        for problem in sorted(set(look.problems) - self._reported):
-            self._reported.add(problem)
-            warn(f"a damaged file is skipped: {problem}", UserWarning)
+        for problem in look.problems:
+            if problem not in self._reported:
+                self._reported.add(problem)
+                warn(f"a damaged file is skipped: {problem}", UserWarning)
         return look
 
     def _has_ended(self, looks: Sequence[PollResult], began: float) -> bool:
@@ -205,8 +206,10 @@ class SidecarEvaluator:
         if not deciding.is_ended or any(look.failed for look in looks):
             return False
         if not self._has_evaluated and time.monotonic() - began < self._rerun_seconds:
-            text = "training has ended and all of it is evaluated; waiting for a new run to start"
-            self._say_once(f"{text}, at most {self._rerun_seconds:g} s")
+            if not self._is_waiting:
+                text = "training has ended and all of it is evaluated; waiting for a new run to start"
+                self._say(f"{text}, at most {self._rerun_seconds:g} s")
+            self._is_waiting = True
             return False
         self._say("training has ended and all its checkpoints are evaluated")
         return True
@@ -264,11 +267,6 @@ class SidecarEvaluator:
 
     def _say(self, what: str) -> None:
         say(f"keras_dist_callbacks: {what}", verbose=self._verbose)
-
-    def _say_once(self, what: str) -> None:
-        if what not in self._reported:
-            self._reported.add(what)
-            self._say(what)
 
 
 def _best(places: EvaluatorDirectories, export_best: Any, monitor: str, mode: Any) -> BestExport | None:

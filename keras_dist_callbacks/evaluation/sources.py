@@ -11,6 +11,7 @@ from keras_dist_callbacks.backups.names import COMMITS
 from keras_dist_callbacks.backups.snapshot import CommitId
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.checkpoints import end_note, files
+from keras_dist_callbacks.checkpoints.files import Problem, damaged
 from keras_dist_callbacks.checkpoints.record import Checkpoint
 from keras_dist_callbacks.engine import select_backup
 from keras_dist_callbacks.errors import DamagedBackupError
@@ -56,13 +57,13 @@ class PollResult:
 
     Attributes:
         candidates: The oldest first.
-        problems: One sentence for each that is damaged.
+        problems: Files that are damaged.
         is_ended: Whether the newest training here has ended.
         failed: Whether the store could not be asked.
     """
 
     candidates: Sequence[Candidate] = ()
-    problems: Sequence[str] = ()
+    problems: Sequence[Problem] = ()
     is_ended: bool = False
     failed: bool = False
 
@@ -95,14 +96,12 @@ class ModelFiles:
             end_note.end_of(notes, listing) is not None,
         )
 
-    def _lasting(self, names: Iterable[str]) -> list[str]:
-        """Returns what is wrong where only files without a record are there, and stay: a write ends after a moment."""
+    def _lasting(self, names: Iterable[str]) -> list[Problem]:
+        """Returns the first file where only some without a record are there, and stay: a write ends after a moment."""
         known, now = self._without_record, time.monotonic()
         self._without_record = {name: known.get(name, now) for name in names}
         lasting = sorted(name for name, since in self._without_record.items() if now - since > _SAVED_SECONDS)
-        if not lasting:
-            return []
-        return [f"{self._storage.display(lasting[0])} has no record: it is incomplete, or another program wrote it"]
+        return [Problem(name, self._storage.display(name), "incomplete") for name in lasting[:1]]
 
     def take(self, candidate: Candidate, model: EvaluatedModel, directory: Path) -> Candidate | None:
         """Copies a file, compares it with its record and loads it into a model.
@@ -145,12 +144,14 @@ class Backups:
         """Returns the backups, and whether the newest is that of the end, or all are gone."""
         store = BackupStore(self._storage)
         ruling = store.newest_generation()  # before the backups: a run that begins meanwhile is not missed
-        problems, known = [], {}
+        problems: list[Problem] = []
+        known: dict[CommitId, tuple[Candidate, bool]] = {}
         for commit in store.commits():
             try:
                 known[commit] = self._known.get(commit) or _described(store, commit)
             except DamagedBackupError as error:
-                problems += [str(error)] if self._storage.exists(commit.name) else []
+                if self._storage.exists(commit.name):
+                    problems.append(damaged(self._storage, commit.name, error))
         self._known = known
         newest = max(known, default=None)
         if newest is None:

@@ -44,13 +44,16 @@ def require(restored: Restored, strict: bool | Literal["certain"]) -> None:
     Raises:
         BackupMismatchError: It is not as `strict` wants it.
     """
-    is_inexact = restored.verdict == "not exact"
-    refused = restored.notes or (restored.conditions if strict == "certain" else ())
+    found = verdict.Verdict(restored.findings)
+    refused = found.lost or (found.unknown if strict == "certain" else ())
     if refused and strict:
-        certain = "would not be exact" if is_inexact else "is exact only if"
+        certain, why = (
+            "would not be exact" if found.lost else "is exact only if",
+            "; ".join(findings.sentences(refused)),
+        )
         raise BackupMismatchError(
-            f"strict={strict!r}: the resume from {restored.commit} {certain}: {'; '.join(refused)}. The backup is "
-            "unchanged; strict=False resumes from it"
+            f"strict={strict!r}: the resume from {restored.commit} {certain}: {why}. The backup is unchanged; "
+            "strict=False resumes from it"
         )
 
 

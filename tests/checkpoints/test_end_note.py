@@ -94,7 +94,7 @@ def test_a_damaged_note_is_a_problem_and_not_an_end(storage: Storage, tmp_path: 
     path.write_bytes(content)
     notes, (problem,) = read(storage)
     assert notes == []
-    assert path.name in problem
+    assert path.name == problem.name
     end_note.write(storage, TEMPLATE, 1, is_ended=True)
     assert read(storage)[1] == []
 

@@ -83,7 +83,7 @@ def test_a_damaged_newer_one_is_reported_with_the_one_that_is_shown(url: str) ->
     flip(url, "2.keras", -100)
     found = kdc_json("show", url, code=1)
     assert (found["checkpoint"]["name"], found["state"]) == ("1.keras", "intact")
-    assert "2.keras does not match its seal" in found["remarks"][0]
+    assert "2.keras does not match its seal" in found["others"][0]["error"]
     said = kdc("show", url, "--commit", "2.keras")
     assert (said.exit_code, "2.keras does not match its seal" in said.stderr) == (1, True)
 

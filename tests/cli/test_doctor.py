@@ -222,7 +222,9 @@ def test_it_judges_backups_and_checkpoints_as_ls_does(url: str, tmp_path: Path, 
         rewrite(url, path, None if what == "missing blob" else b"short")
     kind = "checkpoints" if what == "checkpoint" else "backups"
     listed = kdc_json("ls", url, code=1)
-    problems = listed["checkpoint_problems"] + [row["problem"] for row in listed["commits"] if row["problem"]]
+    problems = [found["error"] for found in listed["checkpoint_problems"]] + [
+        row["problem"] for row in listed["commits"] if row["problem"]
+    ]
     diagnosis = kdc_json("doctor", url, code=1)
     (failed,) = [check for check in diagnosis["checks"] if check["status"] == "fail"]
     assert (failed["name"], diagnosis["usable"]) == (kind, False)

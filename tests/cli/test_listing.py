@@ -167,7 +167,9 @@ def test_backups_and_checkpoints_in_one_directory_are_both_listed(tmp_path: Path
     flip(tmp_path / "d", "a.keras", -100)
     found = kdc_json("ls", tmp_path / "d", code=1)
     assert len(found["commits"]) == 1
-    assert "a.keras does not match its seal" in found["checkpoint_problems"][0]
+    (problem,) = found["checkpoint_problems"]
+    assert (problem["name"], problem["kind"]) == ("a.keras", "damaged")
+    assert "a.keras does not match its seal" in problem["error"]
 
 
 def test_a_run_without_a_backup_yet_is_shown(tmp_path: Path) -> None:
@@ -285,10 +287,11 @@ def test_a_truncated_checkpoint_is_reported(url: str, tmp_path: Path) -> None:
     rewrite(url, "m-1.keras", b"model")
     found = kdc_json("ls", url, code=1)
     assert [row["name"] for row in found["checkpoints"]] == ["m-2.keras"]
-    assert "m-1.keras has no record: it is incomplete" in found["checkpoint_problems"][0]
+    (problem,) = found["checkpoint_problems"]
+    assert (problem["name"], problem["kind"]) == ("m-1.keras", "incomplete")
     result = kdc("ls", url)
     assert result.exit_code == 1
-    assert "has no record" in " ".join(result.stdout.split())
+    assert "m-1.keras has no record: it is incomplete" in " ".join(result.stdout.split())
 
 
 def test_a_copy_is_listed_with_the_name_that_it_was_published_under(tmp_path: Path) -> None:

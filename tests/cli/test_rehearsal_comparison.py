@@ -104,7 +104,7 @@ def test_a_topic_that_differs_is_named_with_both_values(tmp_path: Path, topic: s
     assert found is not None
     assert found.variables == ()
     assert found.step == 1
-    assert {state.topic for state in found.states} == {_in_words(topic)}
+    assert {state.words for state in found.states} == {_in_words(topic)}
     assert all(state.one != state.other or "a list of" in state.one for state in found.states)
 
 
@@ -188,7 +188,7 @@ def test_a_missing_tensor_and_a_missing_topic_are_differences(tmp_path: Path) ->
     one = run(tmp_path / "a", {"variable/more@0": np.ones(2)}, {"callback:Own()": {"count": 1}})
     found = first_difference(one, run(tmp_path / "b"))
     assert found is not None
-    assert (found.states[0].topic, found.states[0].other) == ("callback Own", "nothing")
+    assert (found.states[0].words, found.states[0].other) == ("callback Own", "nothing")
     second = list(gaps(one, run(tmp_path / "c")))[1]
     assert [t.name for t in second.tensors] == ["variable/more@0"]
 
@@ -203,7 +203,7 @@ def test_what_another_worker_has_of_its_own_is_compared_too(tmp_path: Path) -> N
     found = first_difference(two_workers(tmp_path / "a", 1.0), two_workers(tmp_path / "b", 2.0))
     assert found is not None
     assert [variable.name for variable in found.variables] == ["moving_mean (worker 1)"]
-    assert [state.topic for state in found.states] == ["logs of the epoch"]
+    assert [state.words for state in found.states] == ["logs of the epoch"]
 
 
 def test_every_backup_of_a_position_is_compared_also_that_of_a_killed_process(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ def of_inexact(resumes: Sequence[Resume], difference: Difference | None) -> list
     if found.lost:
         return [f"the verdict was not exact: {reason}" for reason in found.reasons]
     if not found.unknown:
-        return [_BUG] if any(resume.verdict == "exact" for resume in resumes) else []
-    owners = {f"the {state.topic}" for state in difference.states} if difference is not None else set()
+        return [_BUG] if any(resume.resumed for resume in resumes) else []
+    owners = {f"the {state.words}" for state in difference.states} if difference is not None else set()
     about = verdict.Verdict(tuple(one for one in found.unknown if one.subject in owners))
     if len(found.conditions) == 1 or about.conditions:
         conditions = about.conditions or found.conditions

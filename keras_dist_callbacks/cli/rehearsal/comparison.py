@@ -73,7 +73,7 @@ class State:
     """A value of the state that differs.
 
     Attributes:
-        topic: What it belongs to, in words.
+        topic: What it belongs to, as in a manifest.
         path: Where in it.
         one: What the first run has, in short.
         other: What the second run has.
@@ -85,19 +85,32 @@ class State:
     other: str
 
     @property
+    def words(self) -> str:
+        """The topic as people read it."""
+        if self._is_history:
+            return "History"
+        if self.topic.startswith(CALLBACK):
+            return f"callback {self.topic.removeprefix(CALLBACK).removesuffix('()')}"
+        return _TOPICS.get(self.topic, self.topic)
+
+    @property
     def name(self) -> str:
         """To tell it from others."""
-        return f"{self.topic}: {self.path}"
+        return f"{self.words}: {self.path}"
 
     @property
     def is_random(self) -> bool:
         """Whether it is a random state."""
-        return self.topic.startswith(_TOPICS["rng"])
+        return self.topic in _RANDOM
 
     @property
     def is_of_objects(self) -> bool:
         """Whether it is what the user's objects hold, which may differ in any two runs, such as a time."""
-        return self.topic in _OF_OBJECTS or self.topic.startswith("callback ")
+        return self.topic in _OF_OBJECTS or (self.topic.startswith(CALLBACK) and not self._is_history)
+
+    @property
+    def _is_history(self) -> bool:
+        return self.topic.startswith(f"{CALLBACK}History(")
 
 
 @dataclass(frozen=True)
@@ -284,7 +297,7 @@ def _states(one: Manifest, other: Manifest) -> list[State]:
             if topic.startswith(findings.SAVED):
                 continue  # what was found is no state; of earlier resumes, an uninterrupted run has none
             pair = [_comparable(topic, state.get(topic), is_end=one.done) for state in (first, second)]
-            found += [State(_topic_in_words(topic), *gap) for gap in _gaps(*pair)]
+            found += [State(topic, *gap) for gap in _gaps(*pair)]
     return list(dict.fromkeys(found))
 
 
@@ -334,12 +347,5 @@ _TOPICS = {
 }
 
 
-_OF_OBJECTS = {_TOPICS[PYTHON], _TOPICS[INPUT_PYTHON], TRACED}
-
-
-def _topic_in_words(topic: str) -> str:
-    if topic.startswith(f"{CALLBACK}History("):
-        return "History"
-    if topic.startswith(CALLBACK):
-        return f"callback {topic.removeprefix(CALLBACK).removesuffix('()')}"
-    return _TOPICS.get(topic, topic)
+_RANDOM = {"rng", "rng_at_epoch", "rng_before_epoch", "rng_at_input"}
+_OF_OBJECTS = {PYTHON, INPUT_PYTHON, TRACED}

@@ -69,7 +69,7 @@ def _differences(found: Difference) -> Iterator[tuple[str, str]]:
     yield from _more(len(found.variables))
     for state in found.states[:_SHOWN]:
         path = f"{state.path}: " if state.path else ""
-        yield state.topic, f"{path}{state.one} and {state.other}"
+        yield state.words, f"{path}{state.one} and {state.other}"
     yield from _more(len(found.states))
 
 
