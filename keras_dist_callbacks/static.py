@@ -12,6 +12,7 @@ import contextlib
 import functools
 import inspect
 import types
+from pathlib import Path
 from typing import Any
 
 _ABSENT = object()
@@ -75,6 +76,12 @@ def attribute(value: Any, name: str, default: Any = None) -> Any:
             return found.__get__(value)
         return default
     return default if found is _ABSENT or isinstance(found, property | functools.cached_property) else found
+
+
+def line_of(function: Any) -> str:
+    """Returns where a function begins, such as `train.py:12`; empty of what has no code in Python."""
+    code = attribute(function, "__code__")
+    return "" if code is None else f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
 def instance_dict(value: Any) -> dict[str, Any]:

@@ -40,17 +40,19 @@ def first_few(texts: Sequence[str], most: int = 4) -> list[str]:
     return [*texts[:most], *([f"and {more} more"] if more > 0 else [])]
 
 
-def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
+def warn(text: str, category: type[Warning] = RuntimeWarning, *, items: Sequence[str] = ()) -> None:
     """Warns at the line of the user's that called Keras or this package, mostly that of `fit()`.
 
     Args:
         text: What to say; made fit for a terminal.
         category: The class of the warning.
+        items: What belongs to it: each gets a line of its own if there are several.
     """
+    texts = [text, *items] if len(items) > 1 else [" ".join([text, *items])]
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
         level, frame = level + 1, frame.f_back
-    warnings.warn(escape_controls(text), category, stacklevel=level)
+    warnings.warn("\n- ".join(map(escape_controls, texts)), category, stacklevel=level)
 
 
 def data_size(count: int) -> str:
@@ -76,6 +78,7 @@ def _escape(character: str) -> str:
 _LOG = logging.getLogger("keras_dist_callbacks")
 _LOG.addHandler(logging.NullHandler())  # handlers and level are the application's choice
 _SHOW_AFTER = 3.0
+_PREFIX = "kdc: "
 _FAILURES = (OSError, ValueError)  # a full disk or a pipe without a reader; a closed stream
 
 
@@ -90,7 +93,7 @@ class Output(Shared):
 def say(
     text: str, *, verbose: int | str = 1, level: int = logging.INFO, after_bar: bool = False, to_stderr: bool = False
 ) -> None:
-    """Logs a line, and prints it if this process prints: `is_printed` of its log record says so. Never raises.
+    """Logs a line, and prints it behind `kdc: ` if this process prints (`is_printed` of the log record). Never raises.
 
     Args:
         text: The line; control characters in it are escaped.
@@ -101,7 +104,7 @@ def say(
     """
     is_printed = is_shown(verbose)
     if is_printed:
-        write_line(text, after_bar=after_bar, to_stderr=to_stderr)
+        write_line(_PREFIX + text, after_bar=after_bar, to_stderr=to_stderr)
     with contextlib.suppress(*_FAILURES):
         _LOG.log(level, "%s", escape_controls(text), extra={"is_printed": is_printed})
 

@@ -67,7 +67,7 @@ def test_a_line_is_printed_on_the_chief_while_keras_prints_and_always_logged(
     say("saved 100%s", verbose=verbose, level=logging.WARNING)
     say("saved", verbose=verbose, to_stderr=True)
     shown = prints and on and verbose == 1
-    assert capsys.readouterr() == (("saved 100%s\n", "saved\n") if shown else ("", ""))
+    assert capsys.readouterr() == (("kdc: saved 100%s\n", "kdc: saved\n") if shown else ("", ""))
     assert logged(caplog) == [(logging.WARNING, "saved 100%s"), (logging.INFO, "saved")]
 
 
@@ -76,7 +76,7 @@ def test_a_malformed_tf_config_is_not_reported_by_a_line(
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", "{")
     say("saved")
-    assert capsys.readouterr().out == "saved\n"
+    assert capsys.readouterr().out == "kdc: saved\n"
 
 
 def test_the_log_has_no_level_and_no_handler_that_prints() -> None:
@@ -142,7 +142,7 @@ def _fails(error: type[Exception], *given: Any, **options: Any) -> None:
 def test_keras_is_not_imported_to_print_a_line() -> None:
     code = f"import sys; from {NAME}.terminal import say; say('saved'); print('keras' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "saved\nFalse\n"
+    assert done.stdout == "kdc: saved\nFalse\n"
 
 
 # --- every line of the package
@@ -215,9 +215,9 @@ def loop(directory: Path, verbose: int) -> None:
 LINES: dict[str, tuple[Callable[[Path, int], None], int, list[str]]] = {
     "BackupAndRestore": (restore, logging.INFO, ["Resumed from "]),
     "preemption": (preempted, logging.WARNING, ["Preempted by SIGUSR1"]),
-    "ModelCheckpoint": (checkpoint, logging.INFO, ["Epoch 1: saving model to", "Epoch 1: saved "]),
-    "make_or_restore_model": (model, logging.INFO, ["keras_dist_callbacks: no checkpoint in"]),
-    "SidecarEvaluator": (evaluator, logging.INFO, ["keras_dist_callbacks: evaluating", "no new checkpoint within"]),
+    "ModelCheckpoint": (checkpoint, logging.INFO, ["Epoch 1: saving model to"]),
+    "make_or_restore_model": (model, logging.INFO, ["no checkpoint in"]),
+    "SidecarEvaluator": (evaluator, logging.INFO, ["evaluating", "no new checkpoint within"]),
     "PrintLR": (rate, logging.INFO, ["Epoch 1: learning rate 0.01"]),
     "Checkpointer": (loop, logging.INFO, ["Resumed from "]),
 }
@@ -225,7 +225,8 @@ SILENT = {"PrintLR", "Checkpointer"}  # without `verbose`
 
 
 def printed(out: str, parts: list[str]) -> list[bool]:
-    return [part in out for part in parts]
+    """Whether each is the begin of a line, behind the one prefix of this package."""
+    return [f"\nkdc: {part}" in f"\n{out}" for part in parts]
 
 
 @pytest.mark.slow
@@ -265,7 +266,8 @@ def test_no_line_of_the_package_ends_training_where_stdout_is_broken(
     if name == "SidecarEvaluator":
         monkeypatch.setattr(sys, "stderr", Broken(BrokenPipeError))
     produce(tmp_path, 1)
-    assert printed("\n".join(text for _, text in logged(caplog)), parts) == [True] * len(parts)
+    found = logged(caplog)
+    assert all(any(part in text for _, text in found) for part in parts), found
 
 
 def test_what_a_background_thread_shows_was_decided_in_the_users(tmp_path: Path) -> None:

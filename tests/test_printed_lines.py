@@ -10,13 +10,18 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks import terminal
+from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.terminal import write_line
 from tests.support import ROOT, tiny
 from tests.support.early_exits import FOREVER, ActionAt, raise_signal
+
+NOTHING_AT_EXCEPTIONS = kdc.ShutdownOptions(save_on_exception=False)
 
 
 class Writes(io.StringIO):
@@ -75,7 +80,7 @@ def test_a_preemption_is_reported_on_a_line_of_its_own(tmp_path: Path, capsys: p
             )
     finally:
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    assert "\nPreempted by SIGUSR1" in capsys.readouterr().out
+    assert "\nkdc: Preempted by SIGUSR1" in capsys.readouterr().out
 
 
 JOB = """
@@ -112,7 +117,48 @@ def test_a_pipe_without_a_reader_changes_no_exit_code(tmp_path: Path) -> None:
     assert (tmp_path / "end").exists()
 
 
-def test_an_input_without_an_order_is_named_before_a_kill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(("verbose", "batch"), [(1, 0), (1, 3), (2, 3)])
+def test_a_resume_is_announced_before_keras_line_of_its_epoch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verbose: int, batch: int
+) -> None:
+    tiny.interrupt(tmp_path, 1, batch, save_freq=1 if batch else "epoch")
+    capsys.readouterr()
+    backup = kdc.BackupAndRestore(tmp_path, verbose=1)
+    tiny.model().fit(tiny.shuffled(), epochs=2, verbose=verbose, callbacks=[backup], shuffle=False)
+    lines = capsys.readouterr().out.splitlines()
+    where = f"epoch 2, batch 3 (step {tiny.STEPS + 3})" if batch else f"the end of epoch 1 (step {tiny.STEPS})"
+    assert lines[0].startswith(f"kdc: Resumed from {tmp_path} 1-")
+    assert f" at {where}: exact" in lines[0]
+    assert [line for line in lines if line.startswith("Epoch")] == [lines[1]] == ["Epoch 2/2"]
+
+
+@pytest.mark.slow
+def test_why_a_resume_is_not_exact_is_said_once_and_each_reason_has_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(rate: float, *callbacks: Any) -> None:
+        dataset = tiny.shuffled().map(lambda x, y: (x + tf.random.uniform([6]), y), num_parallel_calls=2)
+        model = tiny.model(optimizer=keras.optimizers.SGD(rate))
+        backup = kdc.BackupAndRestore(tmp_path, save_freq=2, shutdown_options=NOTHING_AT_EXCEPTIONS)
+        tiny.fit(model, None, [backup, *callbacks], x=dataset)
+
+    with pytest.raises(tiny.Stop):
+        run(0.1, tiny.StopAt(1, 3))
+    capsys.readouterr()
+    with pytest.warns(RuntimeWarning) as warned:
+        run(0.2)
+    (text,) = [str(one.message) for one in warned]
+    said, (first, *reasons) = text + capsys.readouterr().out, text.splitlines()
+    assert first == "the resume is not exact:"
+    assert [reason[:14] for reason in reasons] == ["- parallel cal", "- the learning"]
+    assert [said.count(reason[2:40]) for reason in reasons] == [1, 1]
+
+
+def test_an_input_without_an_order_is_named_before_a_kill(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared(terminal.Output), "said", set())  # once in a process
     dataset = tiny.shuffled().map(lambda x, y: (x + tf.random.uniform([6]), y), num_parallel_calls=2)
     callback = kdc.BackupAndRestore(tmp_path, save_freq=2, verbose=1)
     tiny.fit(tiny.rich_model(), None, [callback], x=dataset)

@@ -64,13 +64,13 @@ def test_examples_run_as_they_are_shown(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_readme_shows_the_line_that_a_resume_prints() -> None:
-    (shown,) = re.findall(r"^Resumed from .*$", README, re.MULTILINE)
+    (shown,) = re.findall(r"^kdc: Resumed from .*$", README, re.MULTILINE)
     generation, sequence, epoch, batch, step = map(int, re.findall(r"\d+", shown))
     commit, lines = commit_name(generation, sequence, "0123456789ab"), list[str]()
     position = Position("within", epoch - 1, batch, step)
     found = restored.agree_on_all("runs/backup", commit, position, (), Cluster())
     restored.announce(found, lines.append, warns=True)
-    assert lines == [shown]
+    assert [f"kdc: {line}" for line in lines] == [shown]
 
 
 def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:

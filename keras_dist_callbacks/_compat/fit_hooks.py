@@ -7,9 +7,12 @@ with fit.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
 from typing import Any, Protocol
+
+import keras
 
 from keras_dist_callbacks._compat.incompatible import incompatible
 from keras_dist_callbacks._compat.running_fit import RunningFit, list_of_callbacks
@@ -21,8 +24,12 @@ _ITERATOR_METHODS = ("_enumerate_iterator", "catch_stop_iteration")
 class FitHooks(Protocol):
     """What is called as fit progresses."""
 
-    def before_epoch(self) -> None:
-        """Before any callback's `on_epoch_begin`."""
+    def before_epoch(self) -> bool:
+        """Before any callback's `on_epoch_begin`.
+
+        Returns:
+            Whether `enter_epoch` has something to say, which belongs before Keras' line about the epoch.
+        """
         ...
 
     def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> bool:
@@ -85,6 +92,7 @@ class _Seam:
         self._wrapped: list[tuple[Any, str]] = []
         self._in_step = False
         self._end_step = 0
+        self._held: list[Callable[[], None]] = []
 
     def attach(self) -> Callable[[], None]:
         """Wraps; returns what takes it away."""
@@ -95,7 +103,7 @@ class _Seam:
         enumerate_steps, catch = iterator._enumerate_iterator, iterator.catch_stop_iteration
         self._wrap(iterator, "_enumerate_iterator", lambda: self._steps(enumerate_steps))
         self._wrap(iterator, "catch_stop_iteration", lambda: _Watched(catch(), self._leaves, self._epoch_trained))
-        self._watch("on_epoch_begin", self._controller.before_epoch)
+        self._watch("on_epoch_begin", self._before_epoch)
         self._watch("on_epoch_end")
         self._watch("on_test_begin", self._watch_validation)
         self._watch("on_test_end")
@@ -116,12 +124,31 @@ class _Seam:
         self, enumerate_steps: Callable[[], Iterator[tuple[Any, ...]]]
     ) -> Generator[tuple[Any, ...], None, None]:
         steps, per_execution = enumerate_steps(), self._fit.steps_per_execution
-        if not self._controller.enter_epoch(_triple(step, per_execution) for step in steps):
+        runs = self._controller.enter_epoch(_triple(step, per_execution) for step in steps)
+        while self._held:
+            self._held.pop()()
+        if not runs:
             return
         for step in steps:
             self._end_step = step[0] + per_execution - 1
             yield step
             self._controller.after_step()
+
+    def _before_epoch(self) -> None:
+        """Keras' progress bar begins its epoch, with a line, after what `enter_epoch` says."""
+        if not self._controller.before_epoch():
+            return
+        for bar in [callback for callback in self._hooks.callbacks if type(callback) is keras.callbacks.ProgbarLogger]:
+            self._wrap(bar, "on_epoch_begin", functools.partial(self._hold, bar, bar.on_epoch_begin))
+
+    def _hold(self, bar: Any, begin: Callable[..., None], *arguments: Any, **named: Any) -> None:
+        def begin_now() -> None:
+            del bar.on_epoch_begin
+            seen = bar.seen
+            begin(*arguments, **named)
+            bar.seen = seen  # which was restored meanwhile
+
+        self._held.append(begin_now)
 
     def _watch_steps(self) -> None:
         """Hooks around each batch, which are called between it and the check of `stop_training`."""

@@ -58,10 +58,8 @@ class Verdict:
         return tuple(findings.sentences(self.unknown))
 
     def __str__(self) -> str:
-        if self.word == "not exact":
-            return f"{self.word} (the warning names the reason)"
-        if self.word == "exact":
-            return self.word
+        if self.word != "exact if":
+            return self.word  # the reasons are a warning
         conditions = self.conditions
         more = len(conditions) - _SHOWN
         shown = "; and if ".join(conditions[:_SHOWN])

@@ -154,9 +154,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
             self._say(
                 resume_mode.finished_message(saved, fit.epochs, deletes=self.delete_checkpoint and session.is_finished)
             )
-        if session.restored is None:  # otherwise the verdict has said it
+        if session.restored is None and session.saved is None:  # otherwise the verdict says it
             self._advise(int(fit.model.distribute_strategy.num_replicas_in_sync), session.reasons_of_input)
-        if session.restored is None and session.saved is None:
             origin = static.attribute(self.model, "_kdc_origin")
             warn_of_foreign = functools.partial(resume_mode.warn_of_foreign_backup, self._storage, origin)
             self._cluster.on_chief(warn_of_foreign, "looking for other tools' backups")

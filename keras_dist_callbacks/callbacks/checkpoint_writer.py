@@ -179,8 +179,7 @@ class CheckpointWriter:
             ownership.check(self._storage, self._template)
             published = files.publish(self._storage, source, file.record)
         self._failures, self.published, self._newest_name = 0, published.record.order, published.name
-        place = self._storage.display(published.name)
-        say(f"Epoch {file.record.epoch}: saved {place}", verbose=file.shown, after_bar=True)
+        say(f"saved {self._storage.display(published.name)}", verbose=0)  # what is printed was said when it was due
         self._delete_others(published.record.rules, published.record)
 
     def _delete_others(self, rules: Rules | None, published: Record | None) -> None:

@@ -212,7 +212,7 @@ def make_or_restore_model(
             loaders = _loaders(build_fn, objects, compile, weights_only)
             adopted = _restore_latest_loadable(cluster, storage, template, copies, loaders) if adopt else None
             if adopted is None:
-                _say(verbose, f"no checkpoint in {storage.display()}: starting with a new model")
+                say(f"no checkpoint in {storage.display()}: starting with a new model", verbose=verbose)
                 return build_fn()
             model = _say_adopted(verbose, storage, *adopted, weights_only, warns=cluster.is_chief)
             return model
@@ -226,7 +226,7 @@ def make_or_restore_model(
     _note_origin(model, shown, record.epoch, record.step, found, weights_only, warns=cluster.is_chief)
     how = f"; without BackupAndRestore, give fit() initial_epoch={record.epoch}" if record.epoch else ""
     rates, what = _rates_in_words(model), _restored_in_words(weights_only)
-    _say(verbose, f"{what} from {shown} ({record.epoch} epochs finished, step {record.step}{rates}){how}")
+    say(f"{what} from {shown} ({record.epoch} epochs finished, step {record.step}{rates}){how}", verbose=verbose)
     return model
 
 
@@ -375,7 +375,7 @@ def _say_adopted(
     where = f"{adopted.epoch} epochs finished" if adopted.epoch else "its epoch is not known"
     how = f"give fit() initial_epoch={adopted.epoch or '...'}"
     what = f"not exact: {_NEW_OPTIMIZER}; weights" if weights_only else "model"
-    _say(verbose, f"{what} adopted from {shown}, which another tool wrote ({where}, step {step}); {how}")
+    say(f"{what} adopted from {shown}, which another tool wrote ({where}, step {step}); {how}", verbose=verbose)
     return model
 
 
@@ -549,7 +549,3 @@ def _report_foreign(storage: Storage) -> None:
             "make_or_restore_model(..., adopt=True) starts from the newest that loads",
             UserWarning,
         )
-
-
-def _say(verbose: int, what: str) -> None:
-    say(f"keras_dist_callbacks: {what}", verbose=verbose)

@@ -266,7 +266,7 @@ class SidecarEvaluator:
         return None
 
     def _say(self, what: str) -> None:
-        say(f"keras_dist_callbacks: {what}", verbose=self._verbose)
+        say(what, verbose=self._verbose)
 
 
 def _best(places: EvaluatorDirectories, export_best: Any, monitor: str, mode: Any) -> BestExport | None:

@@ -152,7 +152,7 @@ class Launcher:
 
     def _after_signal(self, number: signal.Signals, ends: list[WorkerEnd]) -> Decision:
         code = code_after_signal(number, ends)
-        meaning = ": start again" if code == RESTART_EXIT_CODE else ""
+        meaning = " (asks for a restart)" if code == RESTART_EXIT_CODE else ""
         _say(f"ended after {number.name} with code {code}{meaning}")
         return Decision(None, code)
 

@@ -148,6 +148,6 @@ def _ask_for_a_restart(error: Exception) -> NoReturn:
         peer_monitor = importlib.import_module("keras_dist_callbacks.cluster.peer_monitor")
         shown = peer_monitor.describe_if_peer_failure(error)
     _print(shown)
-    if advice := unless_restarted(f"exit code {RESTART_EXIT_CODE}: start this job again"):
+    if advice := unless_restarted(f"kdc: exit code {RESTART_EXIT_CODE}: start this job again"):
         write_line(advice, to_stderr=True)
     raise SystemExit(RESTART_EXIT_CODE) from error

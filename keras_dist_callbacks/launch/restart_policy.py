@@ -54,7 +54,7 @@ class WorkerEnd:
     def _cause(self) -> str:
         if self.returncode < 0:
             return f"was terminated by {_signal_name(-self.returncode)}"
-        meaning = " (start again)" if self.returncode == RESTART_EXIT_CODE else ""
+        meaning = " (asks for a restart)" if self.returncode == RESTART_EXIT_CODE else ""
         if self.signal is not None:
             meaning = f" ({_signal_name(self.signal)})"
         return f"exited with code {self.returncode}{meaning}"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_dist_callbacks import validation
+from keras_dist_callbacks import static, validation
 from keras_dist_callbacks.terminal import warn
 
 _EVERY_SECONDS = 1.0
@@ -34,7 +34,13 @@ class Notice:
     def of(cls, source: str | os.PathLike[str] | Callable[[], bool]) -> Notice:
         """A path that appears, or a function that returns True."""
         if callable(source):
-            return cls(getattr(source, "__name__", type(source).__name__), source)
+            name = getattr(source, "__name__", type(source).__name__)
+            line = static.line_of(source)
+            if name == "<lambda>":
+                name = f"in {line}"
+            elif line:
+                name += f" ({line})"
+            return cls(f"the notice {name}", source)
         path = Path(source)
         return cls(f"the file {path}", path.exists)
 
@@ -74,7 +80,7 @@ class NoticePoller:
                 given = self._notice.given()
             except Exception as error:  # noqa: BLE001 - the user's function; the next answer may be better
                 if not has_warned:
-                    warn(f"the preemption notice {self._notice.name} failed: {error}", UserWarning)
+                    warn(f"{self._notice.name} failed: {error}", UserWarning)
                 has_warned = True
                 continue
             if given:
@@ -126,7 +132,7 @@ class _Gce:
     """A class instead of a function in a function, so that callbacks that have it can be pickled."""
 
     base: str
-    __name__ = "gce"
+    __name__ = "gce_notice()"
 
     def __call__(self) -> bool:
         answer = _ask(f"{self.base}/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
@@ -134,7 +140,7 @@ class _Gce:
 
 
 class _Aws:
-    __name__ = "aws"
+    __name__ = "aws_notice()"
 
     def __init__(self, base: str) -> None:
         self.base = base

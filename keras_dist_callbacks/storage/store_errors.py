@@ -47,7 +47,7 @@ def translate_error(
     hint = (
         _room_in_words(*room)
         if is_local and is_full(error) and room[1]
-        else advice(error, missing=missing and not is_local)
+        else advice(error, missing=missing, is_local=is_local)
     )
     failure = StorageError(f"cannot {verb} {where}: {redactor.reason(error)}{tried}{hint}")
     failure.unavailable, failure.forbidden, failure.full = is_retryable(error), is_forbidden(error), is_full(error)
@@ -88,7 +88,7 @@ class RetryNotice:
         if kind not in self._reported:
             self._reported.add(kind)
             trying = f"retrying for about {self.total_seconds:g} s in all"
-            text = f"keras_dist_callbacks: {self.where}: {what}; {trying}: {why}"
+            text = f"{self.where}: {what}; {trying}: {why}"
             say(text, verbose=self.shown, level=logging.WARNING, to_stderr=True)
 
 
@@ -176,12 +176,13 @@ def is_forbidden(error: BaseException) -> bool:
     return is_read_only or isinstance(error, PermissionError) or status_of(error) == 403
 
 
-def advice(error: Exception, *, missing: bool = False) -> str:
+def advice(error: Exception, *, missing: bool = False, is_local: bool = False) -> str:
     """Returns how to fix it, as the end of a message; empty if unknown.
 
     Args:
         error: What the client raised.
-        missing: Whether something was not found where only the bucket can be missing.
+        missing: Whether something was not found where, in a store, only the bucket can be missing.
+        is_local: It is about a local directory, maybe one that is mounted.
     """
     status = status_of(error)
     if _lacks_credentials(error) or status == 401:
@@ -190,8 +191,8 @@ def advice(error: Exception, *, missing: bool = False) -> str:
             "client"
         )
     if is_forbidden(error):
-        return "; check the permissions or credentials for this path"
-    if missing:
+        return f"; check the permissions {'' if is_local else 'or credentials '}for this path"
+    if missing and not is_local:
         return (
             "; the bucket or container does not exist, or this account has no access to it: create it, or correct "
             "the name"
@@ -206,6 +207,8 @@ def advice(error: Exception, *, missing: bool = False) -> str:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return "; free some space"
     if status is None and is_retryable(error):
+        if is_local:
+            return "; check the disk, or what is mounted there"
         return "; check the network, the URL of the store and its endpoint_url"
     return ""
 

@@ -77,7 +77,7 @@ class RehearsedSession(FitSession):
     def train_begin(self, callbacks: Sequence[Any]) -> None:
         """Restores, and says that this is not a real training."""
         write_line(
-            f"REHEARSAL: fit() number {self._number} of this process is shortened to {len(self._epochs)} of "
+            f"kdc: REHEARSAL: fit() number {self._number} of this process is shortened to {len(self._epochs)} of "
             f"{self._fit.epochs - self._fit.initial_epoch} epochs, of {self._plan.steps} batches at most, and saves to "
             f"{self._options.directory}"
         )

@@ -64,7 +64,7 @@ def announce(restored: Restored, say: Callable[[str], None], *, warns: bool) -> 
     backup = restored.commit if commit is None else commit.label  # as `kdc ls` names it
     say(f"{what} {restored.path} {backup} at {restored.position}: {verdict.Verdict(restored.findings)}")
     if restored.notes and warns:
-        warn("the resume is not exact: " + "; ".join(restored.notes))
+        warn("the resume is not exact:", items=restored.notes)
 
 
 def describe_run(strategy: Any, workers: int) -> dict[str, JSON]:

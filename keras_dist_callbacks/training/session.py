@@ -217,14 +217,15 @@ class FitSession:
         """Without a backup: begins at an epoch that a checkpoint's sidecar named."""
         self._fit.set_initial_epoch(epoch)
 
-    def before_epoch(self) -> None:
+    def before_epoch(self) -> bool:
         """Before any `on_epoch_begin`, which may draw: in the interrupted epoch, as it did then."""
         if self.saved is None:
             self._progress.rng_before_epoch = rng.capture()
-        else:
-            state = self.saved.state
-            self._progress.rng_before_epoch = state.get("rng_before_epoch") or state["rng_at_epoch"]
-            rng.restore(self._progress.rng_before_epoch)
+            return False
+        state = self.saved.state
+        self._progress.rng_before_epoch = state.get("rng_before_epoch") or state["rng_at_epoch"]
+        rng.restore(self._progress.rng_before_epoch)
+        return True  # `enter_epoch` says from where training resumes
 
     def epoch_begin(self, epoch: int) -> None:
         """The epoch loop is running."""

@@ -28,8 +28,8 @@ def saved(**parts: list[Finding]) -> WorkerState:
         ([], "exact"),
         ([UNKNOWN], f"exact if {UNKNOWN.message}"),
         ([UNKNOWN, Finding("loop")], f"exact if {UNKNOWN.message}; and if {Finding('loop').message}"),
-        ([LOST], "not exact (the warning names the reason)"),
-        ([LOST, UNKNOWN], "not exact (the warning names the reason)"),
+        ([LOST], "not exact"),
+        ([LOST, UNKNOWN], "not exact"),
         ([replace(LOST, carried_from=FINISHED)], f"exact if {replace(LOST, carried_from=FINISHED).message}"),
     ],
 )

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow  # complete fits
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    return [line for line in capsys.readouterr().out.splitlines() if line]
+    return [line.removeprefix("kdc: ") for line in capsys.readouterr().out.splitlines() if line]
 
 
 def halving() -> keras.optimizers.schedules.LearningRateSchedule:

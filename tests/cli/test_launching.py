@@ -45,7 +45,7 @@ def test_a_script_is_run_with_the_exit_codes_of_kdc_run(tmp_path: Path) -> None:
     )
     ended = launch(tmp_path, "script.py")
     assert ended.returncode == 0
-    assert "kdc launch: worker 0 exited with code 138 (start again)" in ended.stderr
+    assert "kdc launch: worker 0 exited with code 138 (asks for a restart)" in ended.stderr
 
 
 @pytest.mark.parametrize(

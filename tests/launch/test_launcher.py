@@ -55,7 +55,9 @@ TWO = {"workers": 2}
 CASES = {
     "success": Case({}, 0, 1),
     "success of two": Case({}, 0, 2, options=TWO),
-    "restart code": Case({"0": "sys.exit(138)"}, 0, 2, ("worker 0 exited with code 138 (start again)", "attempt 1")),
+    "restart code": Case(
+        {"0": "sys.exit(138)"}, 0, 2, ("worker 0 exited with code 138 (asks for a restart)", "attempt 1")
+    ),
     "SIGTERM code": Case({"0": "sys.exit(143)"}, 0, 2, ("exited with code 143 (SIGTERM)",)),
     "SIGKILL in a shell": Case(
         {"0": DIE}, 0, 2, ("worker 0 exited with code 137 (SIGKILL)",), {"command": ["sh", "-c", SHELL]}
@@ -142,7 +144,9 @@ CASES = {
         options={**TWO, "grace": 0.5},
     ),
     "one that is done does not stop others": Case({"0.0": "time.sleep(0.5)"}, 0, 2, options=TWO),
-    "SIGTERM after a backup": Case({"0": "on(15, 138); stay()"}, 138, 1, ("start again",), signals=(signal.SIGTERM,)),
+    "SIGTERM after a backup": Case(
+        {"0": "on(15, 138); stay()"}, 138, 1, ("asks for a restart",), signals=(signal.SIGTERM,)
+    ),
     "SIGTERM without a handler": Case({"0": "stay()"}, 138, 1, signals=(signal.SIGTERM,)),
     "SIGTERM and the end": Case({"0": "on(15, 0); stay()"}, 138, 1, signals=(signal.SIGTERM,)),
     "SIGTERM to two": Case(

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from keras_dist_callbacks.shutdown.preemption_notice import Notice, NoticePoller, aws_notice, gce_notice
 
 SOON = 10.0
+
+
+def _never() -> bool:
+    return False
 
 
 class Metadata(ThreadingHTTPServer):
@@ -97,7 +103,22 @@ def test_no_server_is_an_error_at_the_start() -> None:
             watch.start()
 
 
-@pytest.mark.filterwarnings("ignore:the preemption notice:UserWarning")
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        (Path("/leave"), "the file /leave"),
+        (lambda: False, "the notice in FILE:LINE"),
+        (_never, "the notice _never (FILE:LINE)"),
+        (functools.partial(bool, 0), "the notice partial"),
+        (gce_notice("http://localhost"), "the notice gce_notice()"),
+    ],
+)
+def test_a_notice_is_called_as_the_script_has_it(source: Any, name: str) -> None:
+    line = getattr(getattr(source, "__code__", None), "co_firstlineno", 0)
+    assert Notice.of(source).name == name.replace("FILE:LINE", f"{Path(__file__).name}:{line}")
+
+
+@pytest.mark.filterwarnings("ignore:the notice:UserWarning")
 def test_a_file_that_appears_is_a_notice(tmp_path: Path) -> None:
     came, names = threading.Event(), []
     watch = NoticePoller(Notice.of(tmp_path / "leave"), lambda name: (names.append(name), came.set()))
@@ -122,4 +143,4 @@ def test_a_function_that_fails_once_is_asked_again(recwarn: pytest.WarningsRecor
     watch = NoticePoller(Notice.of(ask), lambda name: came.set())
     watch.start()
     assert came.wait(SOON)
-    assert "the preemption notice ask failed: away" in str(recwarn.pop(UserWarning).message)
+    assert str(recwarn.pop(UserWarning).message) == f"{Notice.of(ask).name} failed: away"

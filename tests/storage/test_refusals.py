@@ -20,9 +20,10 @@ from botocore.exceptions import ClientError
 from s3fs.errors import translate_boto_error
 
 from keras_dist_callbacks.errors import ConfigError, StorageError
+from keras_dist_callbacks.storage.redaction import Redactor
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.storage.store_errors import is_retryable
+from keras_dist_callbacks.storage.store_errors import is_retryable, translate_error
 from tests.support.quoting_store import quoting
 from tests.support.stores import servers
 from tests.support.stores.fixtures import Stores
@@ -173,6 +174,20 @@ def test_errors_of_the_system_pass_or_last(name: str) -> None:
     code = getattr(errno, name)
     assert is_retryable(OSError(code, os.strerror(code))) is (name in PASSING)
     assert is_retryable(OSError("of no number"))
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("EIO", "; check the disk, or what is mounted there"),
+        ("EACCES", "; check the permissions for this path"),
+        ("ENOENT", ""),
+    ],
+)
+def test_of_a_local_directory_no_url_no_bucket_and_no_credentials_are_spoken(name: str, advice: str) -> None:
+    code = getattr(errno, name)
+    failure = translate_error(OSError(code, os.strerror(code)), "write", "/mnt/run", Redactor.of("/mnt/run", {}), None)
+    assert str(failure).endswith(os.strerror(code) + advice)
 
 
 def test_a_lasting_error_of_a_client_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:

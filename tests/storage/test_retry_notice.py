@@ -88,5 +88,5 @@ def test_a_wrong_endpoint_is_reported_while_it_is_tried(
     with pytest.raises(StorageError, match="check the network"):
         Storage.open("s3://bucket/run", options, retry=RetryPolicy(total_seconds=4, request_seconds=2)).probe()
     line = capsys.readouterr().err.splitlines()[0]
-    assert "keras_dist_callbacks: s3://bucket/run: no answer for" in line
+    assert "s3://bucket/run: no answer for" in line
     assert "its endpoint_url" in line

@@ -47,7 +47,7 @@ def test_epochs_end_after_the_plans_batches_and_fit_after_its_epochs(
         counter, history = fit(tmp_path, validation_data=validation())
     assert counter.trained == [(epoch, batch) for epoch in range(2) for batch in range(4)]
     assert history.epoch == [0, 1]
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("REHEARSAL")]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("kdc: REHEARSAL")]
     assert len(lines) == 1
     assert "2 of 5 epochs, of 4 batches at most" in lines[0]
     (fact,) = events(found, "fit")

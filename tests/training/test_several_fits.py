@@ -68,7 +68,7 @@ def test_a_later_fit_resumes_exactly_and_an_earlier_one_is_skipped(
     capsys.readouterr()
     with pytest.warns(RuntimeWarning, match=f"not exact: {SKIPPED}"):
         resumed = phases(tmp_path, None)
-    lines = re.findall("^(?:Skipped this fit|Resumed from).*", capsys.readouterr().out, re.MULTILINE)
+    lines = re.findall("^kdc: ((?:Skipped this fit|Resumed from).*)", capsys.readouterr().out, re.MULTILINE)
     assert [line.split()[0] for line in lines] == ["Skipped", "Resumed"]
     assert lines[-1].endswith(": exact if nothing depends on the results of the earlier fit(), which was skipped")
     tiny.assert_same(resumed, phases(None, None))
