@@ -236,14 +236,14 @@ def parse_signal(name: str, value: Any) -> signal.Signals:
 
 
 @dataclass
-class _Known(Shared):
+class _KnownTypes(Shared):
     """Types that msgspec has looked at."""
 
     kinds: set[Any] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def in_child(self) -> _Known:
-        return _Known(self.kinds)  # another thread may have held the lock
+    def in_child(self) -> _KnownTypes:
+        return _KnownTypes(self.kinds)  # another thread may have held the lock
 
 
 def convert(value: Any, kind: Any, *, strict: bool = True) -> Any:
@@ -260,7 +260,7 @@ def convert(value: Any, kind: Any, *, strict: bool = True) -> Any:
     Raises:
         ValueError: It does not fit; the message says where in it. msgspec's own error is one.
     """
-    known = shared(_Known)
+    known = shared(_KnownTypes)
     if kind not in known.kinds:
         with known.lock:
             msgspec.json.Decoder(kind)

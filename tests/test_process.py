@@ -100,7 +100,7 @@ def test_a_kind_that_fails_in_a_child_keeps_no_other_from_being_replaced(first: 
 @pytest.mark.parametrize(
     ("lock", "use"),
     [
-        (lambda: shared(validation._Known).lock, lambda: validation.convert({"a": [True]}, dict[str, list[bool]])),
+        (lambda: shared(validation._KnownTypes).lock, lambda: validation.convert({"a": [True]}, dict[str, list[bool]])),
         (lambda: shared(direct_io.Buffers).lock, lambda: direct_io._buffer().__enter__()),
         (lambda: shared(temporary.Directories).lock, lambda: temporary.make_directory("test").exists()),
         (lambda: shared(peer_monitor.PeerMonitor).lock, peer_monitor._is_alive),

@@ -23,7 +23,7 @@ together = threading.Barrier(8)
 
 def check(_):
     together.wait()
-    values = {record.Record: {"template": 1}, owner_records.OwnerRecord: {"claimed": []}}
+    values = {record.CheckpointRecord: {"template": 1}, owner_records.OwnerRecord: {"claimed": []}}
     for kind, value in values.items():
         try:
             record_io.checked(value, kind, "a record")

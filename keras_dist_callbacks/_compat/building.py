@@ -26,7 +26,7 @@ def unbuilt_layers(model: Any) -> list[str]:
 
 
 def has_unbuilt_layers(model: Any) -> bool:
-    """Returns the same as a yes or no, also of a model whose `build()` was called and has built no layer.
+    """Returns whether a layer is unbuilt, also in a model that is built itself: its `build()` may have built no layer.
 
     A layer that the model never uses counts too: it makes no difference to what a first step builds.
     """

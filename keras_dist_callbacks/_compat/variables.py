@@ -182,7 +182,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 
 
 @dataclass
-class _Models(Shared):
+class _KnownVariables(Shared):
     """By model: its variables as they were, and what was found of them."""
 
     sets: WeakKeyDictionary[Any, tuple[list[Any], VariableSet]] = field(default_factory=WeakKeyDictionary)
@@ -191,20 +191,20 @@ class _Models(Shared):
 def variable_set(model: Any) -> VariableSet:
     """Returns every variable of training, as `named_variables` finds it; remembered until a variable comes or goes."""
     present = list(_all_variables(model))
-    known = shared(_Models).sets.get(model)
+    known = shared(_KnownVariables).sets.get(model)
     if known is not None and len(known[0]) == len(present) and all(map(operator.is_, known[0], present)):
         return known[1]
     named = named_variables(model)
     parts = [(name, replica, c) for name, v in named.items() for replica, c in enumerate(components(v))]
     reads = tuple((c.handle, c.dtype, _on_host(c.handle.device)) for _, _, c in parts)
     found = VariableSet(named, tuple(f"{name}@{replica}" for name, replica, _ in parts), reads)
-    shared(_Models).sets[model] = (present, found)
+    shared(_KnownVariables).sets[model] = (present, found)
     return found
 
 
 def forget(model: Any) -> None:
     """Lets go of what `variable_set` remembers of a model."""
-    shared(_Models).sets.pop(model, None)
+    shared(_KnownVariables).sets.pop(model, None)
 
 
 @functools.cache

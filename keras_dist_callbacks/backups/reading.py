@@ -31,7 +31,7 @@ _REMOTE_READERS = 8
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Range:
     """A range of a blob that is read at once, and the tensors that lie in it."""
 
     blob: str
@@ -83,7 +83,7 @@ def read_tensors(
     first = {place: name for name, place in reversed(places.items())}
     runs = list(_runs({name: tensors[name] for name in first.values()}, storage.is_local or allocate is not None))
 
-    def read(run: _Run) -> dict[str, np.ndarray[Any, Any]]:
+    def read(run: _Range) -> dict[str, np.ndarray[Any, Any]]:
         return read_verified(storage, run.blob, lambda: _read_run(storage, run, allocate))
 
     for arrays in _in_parallel(storage, read, runs):
@@ -102,7 +102,7 @@ def verify_tensors(storage: Storage, tensors: Iterable[TensorInfo], blobs: Itera
     check_sizes(storage, needed)
     _check_headers(storage, needed)
 
-    def verify(run: _Run) -> None:
+    def verify(run: _Range) -> None:
         read_verified(storage, run.blob, lambda: _verify_run(storage, run))
 
     for _ in _in_parallel(storage, verify, list(_runs(unique, separate=False))):
@@ -122,7 +122,7 @@ def _in_parallel(storage: Storage, work: Any, items: Sequence[Any]) -> Iterator[
             raise
 
 
-def _runs(tensors: Mapping[str, TensorInfo], separate: bool) -> Iterator[_Run]:
+def _runs(tensors: Mapping[str, TensorInfo], separate: bool) -> Iterator[_Range]:
     """Joins neighbouring tensors into one request; with `separate`, large ones get memory of their own."""
     by_blob: dict[str, list[tuple[str, TensorInfo]]] = {}
     for name, info in tensors.items():
@@ -134,20 +134,20 @@ def _runs(tensors: Mapping[str, TensorInfo], separate: bool) -> Iterator[_Run]:
             size = tensor_bytes(info)
             apart = separate and size >= _LARGE
             if group and (apart or info.start > end or info.start + size - start > _REQUEST_BYTES):
-                yield _Run(blob, start, end - start, tuple(group))
+                yield _Range(blob, start, end - start, tuple(group))
                 group = []
             if not group:
                 start = end = info.start
             group.append((name, info))
             end = max(end, info.start + size)
             if apart:
-                yield _Run(blob, start, end - start, tuple(group))
+                yield _Range(blob, start, end - start, tuple(group))
                 group = []
         if group:
-            yield _Run(blob, start, end - start, tuple(group))
+            yield _Range(blob, start, end - start, tuple(group))
 
 
-def _read_run(storage: Storage, run: _Run, allocate: Allocate | None = None) -> dict[str, np.ndarray[Any, Any]]:
+def _read_run(storage: Storage, run: _Range, allocate: Allocate | None = None) -> dict[str, np.ndarray[Any, Any]]:
     if allocate is not None and run.size >= _LARGE and len(run.tensors) == 1:
         ((name, info),) = run.tensors
         array = _or_out_of_memory(lambda: allocate(info.shape, dtype_of(info.dtype)), storage, run)
@@ -166,7 +166,7 @@ def _read_run(storage: Storage, run: _Run, allocate: Allocate | None = None) -> 
     return arrays
 
 
-def _verify_run(storage: Storage, run: _Run) -> None:
+def _verify_run(storage: Storage, run: _Range) -> None:
     if run.size <= _REQUEST_BYTES:
         _read_run(storage, run)
         return
@@ -211,7 +211,7 @@ def _aligned(size: int) -> np.ndarray[Any, Any]:
     return memory[skip : skip + size]
 
 
-def _or_out_of_memory(make: Callable[[], np.ndarray[Any, Any]], storage: Storage, run: _Run) -> np.ndarray[Any, Any]:
+def _or_out_of_memory(make: Callable[[], np.ndarray[Any, Any]], storage: Storage, run: _Range) -> np.ndarray[Any, Any]:
     try:
         return make()
     except MemoryError as error:

@@ -167,21 +167,25 @@ class BackupStore:
         Not before this owner's first commit: a run that it fenced may still be writing, and what that leaves is found
         by its owner record.
         """
-        needed = self.delete_orphans()
+        needed, inspected = self._needed()
+        self._delete_all_but(needed, inspected)
+        alive = inspected | {number for number in map(names.blob_generation, needed) if number is not None}
         for generation in self._generations():
-            if generation not in needed:
+            if generation not in alive:
                 self._forget_owner(generation)
                 self.storage.remove_empty_directories([names.blob_directory(generation)])
 
-    def delete_orphans(self) -> set[int]:
-        """Deletes the files that interrupted saves of earlier generations left: unfinished ones, and unnamed blobs.
+    def delete_orphans(self) -> None:
+        """Deletes the files that interrupted saves of earlier generations left: unfinished ones, and unnamed blobs."""
+        self._delete_all_but(*self._needed())
 
-        Returns:
-            The generations whose files are needed.
-        """
+    def _needed(self) -> tuple[set[str], set[int]]:
+        """The blobs that manifests name, and the generations of damaged manifests, whose blobs are all kept."""
         manifests = {**self._manifests, **{manifest.id: manifest for manifest in self._own_manifests()}}
         needed = {blob.path for manifest in manifests.values() for blob in manifest.blobs}
-        inspected = {commit.generation for commit in self._quarantined()}  # a damaged backup's blobs are kept
+        return needed, {commit.generation for commit in self._quarantined()}
+
+    def _delete_all_but(self, needed: set[str], inspected: set[int]) -> None:
         for generation in self._generations():
             directory = names.blob_directory(generation)
             for file in self.storage.files(directory):
@@ -192,7 +196,6 @@ class BackupStore:
             parts = names.commit_parts(final_name(file.name) or "")
             if parts is not None and parts[0] <= self.generation:
                 self.storage.delete(f"{COMMITS}/{file.name}")
-        return inspected | {number for number in map(names.blob_generation, needed) if number is not None}
 
     def delete_everything(self) -> None:
         """Removes this run's backup: older commits first, the newest one last, then empty directories.

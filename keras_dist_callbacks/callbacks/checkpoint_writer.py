@@ -10,7 +10,7 @@ from pathlib import Path
 
 from keras_dist_callbacks.backups.retention import Rules
 from keras_dist_callbacks.checkpoints import end_note, files, ownership, retention
-from keras_dist_callbacks.checkpoints.record import Checkpoint, Record
+from keras_dist_callbacks.checkpoints.record import Checkpoint, CheckpointRecord
 from keras_dist_callbacks.engine.writer import Owner, shared_writer
 from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
@@ -29,7 +29,7 @@ class SavedFile:
     """
 
     directory: Path
-    record: Record
+    record: CheckpointRecord
     what: str
     shown: bool
 
@@ -55,7 +55,7 @@ class CheckpointWriter:
         self._owner = Owner()
         self._failures = 0  # in a row
         self._refused: dict[int, str] = {}  # by the error's id: what the store has not taken
-        self._handed: Record | None = None  # of the newest file that was handed over
+        self._handed: CheckpointRecord | None = None  # of the newest file that was handed over
         self._unpublished: SavedFile | None = None  # the newest one, where it waits on the local disk for another try
         self._newest_name: str | None = None
         self._has_warned_of_deleting = False
@@ -91,7 +91,7 @@ class CheckpointWriter:
         """The newest file, if the store has not taken it."""
         return self._unpublished
 
-    def is_worth_writing(self, new: Record) -> bool:
+    def is_worth_writing(self, new: CheckpointRecord) -> bool:
         """Returns whether a rule would keep a file next to those that are there, or that are going to be."""
         handed = self._handed
         is_open = handed is not None and handed.order != self.published
@@ -182,7 +182,7 @@ class CheckpointWriter:
         say(f"saved {self._storage.display(published.name)}", verbose=0)  # what is printed was said when it was due
         self._delete_others(published.record.rules, published.record)
 
-    def _delete_others(self, rules: Rules | None, published: Record | None) -> None:
+    def _delete_others(self, rules: Rules | None, published: CheckpointRecord | None) -> None:
         """Deletes what no rule keeps. What cannot be deleted is one warning, and is tried again after the next file."""
         if rules is not None and rules.keep_all:
             return
@@ -205,7 +205,7 @@ class CheckpointWriter:
             self._unpublished = None
 
 
-def latest_best(storage: Storage, own: list[Checkpoint], monitor: str) -> Record | None:
+def latest_best(storage: Storage, own: list[Checkpoint], monitor: str) -> CheckpointRecord | None:
     """Returns the record of the newest intact file that was saved as the best by a monitored quantity."""
     for checkpoint in reversed(own):
         record = checkpoint.record

@@ -29,7 +29,7 @@ from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.callbacks.reported_names import ReportedNames
 from keras_dist_callbacks.callbacks.write_policy import Writers, agree_on_writers
 from keras_dist_callbacks.checkpoints import files, retention
-from keras_dist_callbacks.checkpoints.record import Record
+from keras_dist_callbacks.checkpoints.record import CheckpointRecord
 from keras_dist_callbacks.checkpoints.template import example_name, names_in, require_distinct_names
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
@@ -55,7 +55,7 @@ class _Found(msgspec.Struct):
 
     generation: Generation = 1
     run_token: Token = _NO_TOKEN
-    best: Record | None = None
+    best: CheckpointRecord | None = None
 
 
 class _State(msgspec.Struct):
@@ -384,9 +384,9 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         what = f"saving {self._storage.display(record.published_name)}"
         self._writer.submit(SavedFile(directory, record, what, is_shown(self.verbose)))
 
-    def _record_of(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> Record:
+    def _record_of(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> CheckpointRecord:
         rules = self._complete_rules()
-        return Record(
+        return CheckpointRecord(
             template=self._template,
             published_name=files.split_filepath(filepath)[1],
             run_token=self._found.run_token,

@@ -102,7 +102,7 @@ _UPDATE_FREQ = Literal["epoch", "batch"] | validation.number_of("batches", 1)
 
 
 @dataclass
-class _Models(Shared):
+class _ActiveBoards(Shared):
     """The TensorBoard of each model's running fit."""
 
     active: WeakKeyDictionary[Any, weakref.ref[TensorBoard]] = field(default_factory=WeakKeyDictionary)
@@ -249,7 +249,7 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
             super().set_model(model)
         finally:
             self.log_dir = shown
-        shared(_Models).active[model] = weakref.ref(self)
+        shared(_ActiveBoards).active[model] = weakref.ref(self)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begins to count steps."""
@@ -279,7 +279,7 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         """Closes the event files; copied ones are complete when this returns."""
         super().on_train_end(logs)
         self._training = False
-        shared(_Models).active.pop(self.model, None)
+        shared(_ActiveBoards).active.pop(self.model, None)
         self._finish_copies()
 
     def get_state(self) -> dict[str, Any]:
@@ -369,5 +369,5 @@ def _metadata(given: Any) -> str | dict[str, Any] | None:
 
 def active_tensorboard(model: Any) -> TensorBoard | None:
     """Returns the TensorBoard callback of the running `fit()` of `model`."""
-    reference = shared(_Models).active.get(model)
+    reference = shared(_ActiveBoards).active.get(model)
     return None if reference is None else reference()

@@ -23,7 +23,7 @@ from keras_dist_callbacks.checkpoints.record import (
     INCOMPLETE,
     TAIL_BYTES,
     Checkpoint,
-    Record,
+    CheckpointRecord,
     append_record,
     parse_tail,
     read_local,
@@ -133,7 +133,7 @@ def find(storage: Storage, template: str | None = None) -> Listing:
     present = [info for info in present if info.name not in links]
     with ThreadPoolExecutor(_READERS) as pool:
         outcomes = list(zip(present, pool.map(lambda info: _examine(storage, info), present), strict=True))
-    found = [Checkpoint(info.name, outcome) for info, outcome in outcomes if isinstance(outcome, Record)]
+    found = [Checkpoint(info.name, outcome) for info, outcome in outcomes if isinstance(outcome, CheckpointRecord)]
     mine = [one for one in found if template is None or template in (one.record.template, one.name)]
     # A file without a record that is named like those of a template was not finished; others are of other programs.
     bare = [info.name for info, outcome in outcomes if outcome is None]
@@ -239,7 +239,7 @@ def verify(storage: Storage, name: str) -> Checkpoint:
         DamagedBackupError: It has no record, or differs from it.
     """
 
-    def read() -> Record:
+    def read() -> CheckpointRecord:
         size = storage.size(name)
         if size is None:
             raise FileNotFoundError(storage.display(name))
@@ -257,14 +257,14 @@ def fetch(storage: Storage, name: str, into: Path) -> Checkpoint:
     """
     target = into / name
 
-    def copy() -> Record:
+    def copy() -> CheckpointRecord:
         storage.download(name, target)
         return read_local(target, storage.display(name))
 
     return Checkpoint(name, read_verified(storage, name, copy))
 
 
-def publish(storage: Storage, source: Path, record: Record) -> Checkpoint:
+def publish(storage: Storage, source: Path, record: CheckpointRecord) -> Checkpoint:
     """Writes the record into a local file and publishes the file, replacing what has its name.
 
     Args:
@@ -326,13 +326,13 @@ def unfinished(infos: Iterable[FileInfo]) -> dict[str, int]:
     return {info.name: info.size for info, final in finals if final is not None and final.endswith(EXTENSIONS)}
 
 
-def _record_or_none(storage: Storage, name: str) -> Record | None:
+def _record_or_none(storage: Storage, name: str) -> CheckpointRecord | None:
     size = None if storage.link_target(name) else storage.size(name)
     outcome = None if size is None else _examine(storage, FileInfo(name, size))
-    return outcome if isinstance(outcome, Record) else None
+    return outcome if isinstance(outcome, CheckpointRecord) else None
 
 
-def _examine(storage: Storage, info: FileInfo) -> Record | DamagedBackupError | FileNotFoundError | None:
+def _examine(storage: Storage, info: FileInfo) -> CheckpointRecord | DamagedBackupError | FileNotFoundError | None:
     """Returns the record of a file; None if it has none, or the error that says why it cannot be read."""
     with contextlib.suppress(DamagedBackupError, FileNotFoundError):
         record = _read_record(storage, info.name, info.size)
@@ -345,7 +345,7 @@ def _examine(storage: Storage, info: FileInfo) -> Record | DamagedBackupError | 
         return error
 
 
-def _read_record(storage: Storage, name: str, size: int) -> Record | None:
+def _read_record(storage: Storage, name: str, size: int) -> CheckpointRecord | None:
     where = storage.display(name)
     record = parse_tail(storage.read(name, max(0, size - TAIL_BYTES), size), where)
     if record is not None:

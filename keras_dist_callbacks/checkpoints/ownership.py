@@ -22,7 +22,7 @@ _KIND = "checkpoint-owner"
 
 
 @dataclass
-class _Known(Shared):
+class _KnownOwners(Shared):
     """Tokens of the records that this process has written, or has found when it claimed something."""
 
     tokens: set[str] = field(default_factory=set)
@@ -38,7 +38,7 @@ def claim(storage: Storage, template: str) -> None:
         template: That of the file names.
     """
     mine = owner_records.describe_owner({}, "ModelCheckpoint", made_directory=False)
-    known, places = shared(_Known).tokens, list(hidden_places(storage, _KIND, template))
+    known, places = shared(_KnownOwners).tokens, list(hidden_places(storage, _KIND, template))
     earlier = [_read(place, name) for place, name in places]
     known.update(owner.token for owner in earlier if owner is not None)
     known.add(owner_records.OWNER.decode(mine, _KIND).token)
@@ -68,7 +68,7 @@ def check(storage: Storage, template: str) -> None:
     """
     for place, name in hidden_places(storage, _KIND, template):
         owner = _read(place, name)
-        if owner is not None and owner.token not in shared(_Known).tokens:
+        if owner is not None and owner.token not in shared(_KnownOwners).tokens:
             raise FencedError(
                 f"a newer run writes {storage.display(template)} now, and this one must stop, so that their files do "
                 f"not mix. The newer run: {owner}. Give each run a directory of its own"

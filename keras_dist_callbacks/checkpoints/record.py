@@ -45,7 +45,7 @@ Reader = Callable[[int, int], bytes]
 
 
 @dataclass(frozen=True)
-class Record:
+class CheckpointRecord:
     """What a checkpoint file contains about itself.
 
     Attributes:
@@ -104,7 +104,7 @@ class Checkpoint:
     """One checkpoint file: its name in its directory, and the record in it."""
 
     name: str
-    record: Record
+    record: CheckpointRecord
 
     @property
     def is_original(self) -> bool:
@@ -130,7 +130,7 @@ class Checkpoint:
 CHECKPOINT = Format(
     "keras_dist_callbacks checkpoint",
     1,
-    Record,
+    CheckpointRecord,
     _MAX_BYTES,
     optional=("mode", "max_to_keep", "keep_best", "keep_every"),
 )
@@ -141,7 +141,7 @@ def kind_of(name: str) -> str:
     return "weights" if name.endswith(".weights.h5") else "model"
 
 
-def append_record(path: Path, record: Record) -> Record:
+def append_record(path: Path, record: CheckpointRecord) -> CheckpointRecord:
     """Writes a record into a local file that Keras has saved, in place of the one that it may have.
 
     Args:
@@ -169,7 +169,7 @@ def append_record(path: Path, record: Record) -> Record:
     return record
 
 
-def parse_tail(tail: bytes, where: str) -> Record | None:
+def parse_tail(tail: bytes, where: str) -> CheckpointRecord | None:
     """Returns the record in the last `TAIL_BYTES` of a file, or None if they hold none.
 
     Args:
@@ -188,7 +188,7 @@ def parse_tail(tail: bytes, where: str) -> Record | None:
     return CHECKPOINT.decode(tail[-_FRAME - length : -_FRAME], f"the record of {where}")
 
 
-def read_verified_record(size: int, read: Reader, where: str) -> Record:
+def read_verified_record(size: int, read: Reader, where: str) -> CheckpointRecord:
     """Returns the record of a file whose content was read and compared with the digest in it.
 
     Args:
@@ -209,13 +209,13 @@ def read_verified_record(size: int, read: Reader, where: str) -> Record:
     return record
 
 
-def read_local(path: Path, where: str) -> Record:
+def read_local(path: Path, where: str) -> CheckpointRecord:
     """As `read_verified_record`, of a local file."""
     with open(path, "rb") as file:
         return read_verified_record(file.seek(0, os.SEEK_END), _reader(file), where)
 
 
-def require_size(record: Record, size: int, where: str) -> None:
+def require_size(record: CheckpointRecord, size: int, where: str) -> None:
     """Checks that a file is as long as its record says.
 
     Raises:
@@ -234,7 +234,7 @@ def digest_of(read: Reader, size: int) -> str:
     return hasher.hexdigest()
 
 
-def _trailer(record: Record) -> bytes:
+def _trailer(record: CheckpointRecord) -> bytes:
     content = CHECKPOINT.encode(record)
     return content + _LENGTH.pack(len(content)) + _MAGIC
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from keras_dist_callbacks.backups.retention import Mode, Rule, Rules, kept, ranked
 from keras_dist_callbacks.checkpoints import files
-from keras_dist_callbacks.checkpoints.record import Checkpoint, Record
+from keras_dist_callbacks.checkpoints.record import Checkpoint, CheckpointRecord
 from keras_dist_callbacks.errors import DamagedBackupError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
 
@@ -29,7 +29,7 @@ class Standing:
     is_best: bool = False
 
 
-def is_worth_writing(new: Record, present: Iterable[Record], rules: Rules) -> bool:
+def is_worth_writing(new: CheckpointRecord, present: Iterable[CheckpointRecord], rules: Rules) -> bool:
     """Returns whether a rule would keep a file that is about to be written.
 
     Args:
@@ -45,7 +45,9 @@ def is_worth_writing(new: Record, present: Iterable[Record], rules: Rules) -> bo
     return bool(reasons)
 
 
-def delete_others(storage: Storage, own: Sequence[Checkpoint], rules: Rules, *, published: Record | None) -> None:
+def delete_others(
+    storage: Storage, own: Sequence[Checkpoint], rules: Rules, *, published: CheckpointRecord | None
+) -> None:
     """Deletes those files of a run that no rule keeps; the newest intact one stays in any case.
 
     A file that cannot be deleted does not keep the others from it.

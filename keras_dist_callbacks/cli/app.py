@@ -382,7 +382,7 @@ def rehearse(
     """
     from keras_dist_callbacks.cli.rehearsal import command as rehearsing
 
-    limits = rehearsing.Limits(steps, epochs, kills, workers, timeout)
+    limits = rehearsing.RehearsalOptions(steps, epochs, kills, workers, timeout)
     rehearsing.run([program, *context.args], limits, scratch, storage_options, as_json=as_json)
 
 

@@ -37,7 +37,7 @@ Verify = Callable[[BlobInfo, frozenset[TensorInfo]], DamagedBackupError | None]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verified:
     """What reading one backup or checkpoint has shown.
 
     Attributes:
@@ -62,13 +62,13 @@ class Verification:
     """What `kdc verify` shows."""
 
     url: str
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[Verified, ...]
     set_aside: int = 0
 
     @property
     def all_intact(self) -> bool:
         """Whether nothing is wrong; what was never finished is not a loss."""
-        return all(verdict.state in {"intact", "unfinished"} for verdict in self.verdicts)
+        return all(checked.state in {"intact", "unfinished"} for checked in self.verdicts)
 
 
 def blob_verifier(storage: Storage) -> Verify:
@@ -85,7 +85,7 @@ def blob_verifier(storage: Storage) -> Verify:
     return verify
 
 
-def verify_backup(storage: Storage, entry: Entry, advance: Advance, verify: Verify) -> Verdict | None:
+def verify_backup(storage: Storage, entry: Entry, advance: Advance, verify: Verify) -> Verified | None:
     """Verifies a backup blob by blob; None if a running fit has deleted it meanwhile.
 
     Args:
@@ -96,7 +96,7 @@ def verify_backup(storage: Storage, entry: Entry, advance: Advance, verify: Veri
     """
     manifest = entry.manifest
     if manifest is None:
-        return Verdict(entry.id.name, "backup", entry.state, problem=entry.problem)
+        return Verified(entry.id.name, "backup", entry.state, problem=entry.problem)
     damage = None
     tensors: dict[str, set[TensorInfo]] = {blob.path: set() for blob in manifest.blobs}
     for info in (info for record in manifest.workers for info in record.tensors.values()):
@@ -107,8 +107,8 @@ def verify_backup(storage: Storage, entry: Entry, advance: Advance, verify: Veri
         advance(blob.size)
     if damage is not None and not storage.exists(entry.id.name):
         return None
-    verdict = Verdict(entry.id.name, "backup", "intact", formatting.position(manifest.position), work([entry]))
-    return verdict if damage is None else dataclasses.replace(verdict, state="damaged", problem=str(damage))
+    checked = Verified(entry.id.name, "backup", "intact", formatting.position(manifest.position), work([entry]))
+    return checked if damage is None else dataclasses.replace(checked, state="damaged", problem=str(damage))
 
 
 def verify(target: Target, entries: Sequence[Entry], published: files.Listing) -> Verification:
@@ -124,9 +124,9 @@ def verify(target: Target, entries: Sequence[Entry], published: files.Listing) -
         verify_blob = blob_verifier(target.storage)
         verdicts = [verify_backup(target.storage, entry, advance, verify_blob) for entry in reversed(entries)]
         verdicts += [_verify_checkpoint(target.storage, checkpoint, advance) for checkpoint in checkpoints]
-    verdicts += [Verdict(one.name, "checkpoint", "damaged", problem=str(one)) for one in published.problems]
+    verdicts += [Verified(one.name, "checkpoint", "damaged", problem=str(one)) for one in published.problems]
     set_aside = sum(names.quarantined_name(file.name) is not None for file in target.storage.files(DAMAGED))
-    return Verification(target.url, tuple(verdict for verdict in verdicts if verdict is not None), set_aside)
+    return Verification(target.url, tuple(checked for checked in verdicts if checked is not None), set_aside)
 
 
 def work(entries: Sequence[Entry], checkpoints: Sequence[Checkpoint] = ()) -> int:
@@ -135,9 +135,9 @@ def work(entries: Sequence[Entry], checkpoints: Sequence[Checkpoint] = ()) -> in
     return blobs + sum(checkpoint.file_size for checkpoint in checkpoints)
 
 
-def _verify_checkpoint(storage: Storage, checkpoint: Checkpoint, advance: Advance) -> Verdict | None:
+def _verify_checkpoint(storage: Storage, checkpoint: Checkpoint, advance: Advance) -> Verified | None:
     """Verifies a checkpoint; None if a running fit has deleted it meanwhile."""
-    verdict = Verdict(
+    checked = Verified(
         checkpoint.name, "checkpoint", "intact", f"after epoch {checkpoint.record.epoch}", checkpoint.file_size
     )
     try:
@@ -145,10 +145,10 @@ def _verify_checkpoint(storage: Storage, checkpoint: Checkpoint, advance: Advanc
     except FileNotFoundError:
         return None
     except DamagedBackupError as error:
-        return dataclasses.replace(verdict, state="damaged", problem=str(error))
+        return dataclasses.replace(checked, state="damaged", problem=str(error))
     finally:
         advance(checkpoint.file_size)
-    return verdict
+    return checked
 
 
 def show_verification(page: Page, found: Verification) -> None:
@@ -160,7 +160,7 @@ def show_verification(page: Page, found: Verification) -> None:
     if found.set_aside:
         number = formatting.count(found.set_aside, "damaged manifest")
         page.line(f"{number} in damaged/, quarantined by an earlier run")
-    counts = collections.Counter(verdict.state for verdict in found.verdicts)
+    counts = collections.Counter(checked.state for checked in found.verdicts)
     summary = ", ".join(f"{number} {state}" for state, number in counts.items())
     page.line(summary, "green" if found.all_intact else "bold red")
 
@@ -236,10 +236,10 @@ def _select_kept(target: Target, entries: tuple[Entry, ...], keep: int) -> list[
     verify_blob = blob_verifier(target.storage)
     with progress("verifying", work(newest_first[:1])) as advance:
         for number, entry in enumerate(newest_first):
-            verdict = verify_backup(target.storage, entry, advance, verify_blob)
-            if verdict is None:
+            checked = verify_backup(target.storage, entry, advance, verify_blob)
+            if checked is None:
                 raise BackupError(f"{entry.id.name} was deleted meanwhile: a run is writing; nothing is deleted")
-            if verdict.state == "intact":
+            if checked.state == "intact":
                 return [*newest_first[:keep], *([entry] if number >= keep else [])]
     raise DamagedBackupError(
         f"none of the {len(newest_first)} backups is intact; nothing is deleted. `kdc verify` reports what is wrong"

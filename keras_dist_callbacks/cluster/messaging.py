@@ -83,7 +83,7 @@ def publish(key: str, value: bytes, timeout: float) -> int:
     """Sets a key of the coordination service, in chunks; a key can be set once.
 
     Returns:
-        The number of chunks, which `forget` needs.
+        The number of chunks, which `delete_key` needs.
 
     Raises:
         ClusterTimeoutError: The service did not take it in time.

@@ -80,7 +80,7 @@ class EvaluatedModel:
             left = loading.apply(self._model, saved, Cluster())
         self._say_once(loading.missing_in_words(left) if left else "")
 
-    def fingerprint(self) -> str:
+    def weights_digest(self) -> str:
         """Returns a digest of the weights, by which the same model under another name is known."""
         hasher = xxhash.xxh3_128()
         for weight in self._model.weights:

@@ -19,8 +19,7 @@ from keras_dist_callbacks.backups import record_io
 from keras_dist_callbacks.backups.record_io import Count, Digest, Format, Time
 from keras_dist_callbacks.backups.retention import Mode
 from keras_dist_callbacks.checkpoints import files
-from keras_dist_callbacks.checkpoints.record import Record as CheckpointRecord
-from keras_dist_callbacks.checkpoints.record import kind_of
+from keras_dist_callbacks.checkpoints.record import CheckpointRecord, kind_of
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.evaluation.model import EvaluatedModel
 from keras_dist_callbacks.evaluation.sources import Candidate
@@ -48,7 +47,7 @@ class Evaluation:
     metrics: dict[str, float]
 
 
-class Record(msgspec.Struct, frozen=True):
+class EvaluationRecord(msgspec.Struct, frozen=True):
     """One result.
 
     Attributes:
@@ -77,7 +76,7 @@ class Record(msgspec.Struct, frozen=True):
         return Evaluation(self.name, self.step, self.epoch, {n: float(value) for n, value in self.metrics.items()})
 
 
-RESULT = Format("keras_dist_callbacks evaluation", 1, Record)
+RESULT = Format("keras_dist_callbacks evaluation", 1, EvaluationRecord)
 
 
 class EvaluationLog:
@@ -90,7 +89,7 @@ class EvaluationLog:
 
     def __init__(self, state: Storage, events: Storage | None) -> None:
         self._state, self._events = state, events
-        self._records: dict[int, Record] = {}
+        self._records: dict[int, EvaluationRecord] = {}
 
     def open(self) -> None:
         """Reads what earlier processes found, and adds the event files that they did not get to.
@@ -133,7 +132,7 @@ class EvaluationLog:
     def add(self, candidate: Candidate, weights: str, metrics: Mapping[str, float]) -> Evaluation:
         """Puts a result in place; instead of that of another model at the same step, if there is one."""
         place, earlier = candidate.place, self._records.get(candidate.place)
-        record = Record(
+        record = EvaluationRecord(
             candidate.name,
             candidate.step,
             candidate.epoch,
@@ -160,11 +159,11 @@ class EvaluationLog:
             return
         self._records[record.plot_step] = record
 
-    def _put_record(self, record: Record) -> None:
+    def _put_record(self, record: EvaluationRecord) -> None:
         record_io.write(self._state, _record_name(record.plot_step), RESULT.encode(record))
         self._records[record.plot_step] = record
 
-    def _put_events(self, record: Record) -> None:
+    def _put_events(self, record: EvaluationRecord) -> None:
         if self._events is None:
             return
         with temporary.directory("evaluator") as directory:
@@ -243,7 +242,7 @@ def _events_name(place: int) -> str:
     return f"events.out.tfevents.{place:012d}.evaluator"
 
 
-def _event(record: Record, name: str, value: float) -> bytes:
+def _event(record: EvaluationRecord, name: str, value: float) -> bytes:
     """As Keras' TensorBoard logs what `evaluate()` finds, under the same name."""
     v1 = tf.compat.v1
     plugin = v1.SummaryMetadata.PluginData(plugin_name="scalars")

@@ -222,7 +222,7 @@ class SidecarEvaluator:
             taken = self._take(source, candidate, directory)
             if taken is None or taken.key in self._settled:
                 return False
-            weights = self._model.fingerprint()
+            weights = self._model.weights_digest()
             if self._write(lambda: self._log.has_result(taken, weights)):
                 self._settled.add(taken.key)
                 return False

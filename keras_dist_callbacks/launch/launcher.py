@@ -66,7 +66,7 @@ class _Worker:
 
 
 @dataclass
-class _Run:
+class _Attempt:
     """One start of all workers.
 
     Attributes:
@@ -137,7 +137,7 @@ class Launcher:
             self._report_restart(run, attempt, decision.delay)
             self._wait(decision.delay)
 
-    def _decide(self, run: _Run) -> Decision:
+    def _decide(self, run: _Attempt) -> Decision:
         failure, asked = run.failure, self._asked
         if asked is not None and (failure is None or not run.failed_before_signal):
             return self._after_signal(asked, run.ends)
@@ -158,8 +158,8 @@ class Launcher:
 
     # --- one run
 
-    def _run(self, attempt: int) -> _Run:
-        run = _Run()
+    def _run(self, attempt: int) -> _Attempt:
+        run = _Attempt()
         try:
             if self._asked is None:
                 self._start(run, attempt)
@@ -181,7 +181,7 @@ class Launcher:
                 port.close()
         return run
 
-    def _start(self, run: _Run, attempt: int) -> None:
+    def _start(self, run: _Attempt, attempt: int) -> None:
         count = self._options.workers
         run.ports = reserve_ports(count) if count > 1 else []
         ports = [reserved.getsockname()[1] for reserved in run.ports]
@@ -202,7 +202,7 @@ class Launcher:
             return spare
         return WorkerProcess(self._options.command, env, output, functools.partial(guard.end_with, os.getpid()))
 
-    def _prepare_spares(self, run: _Run) -> None:
+    def _prepare_spares(self, run: _Attempt) -> None:
         """Starts the spare of each worker once that trains, so that it does not delay the start."""
         if self._standby is None:
             return
@@ -211,7 +211,7 @@ class Launcher:
             if trains or time.monotonic() > worker.began + _UNREPORTED_SECONDS:
                 self._standby.prepare(worker.index, worker.env)
 
-    def _output(self, run: _Run, index: int, attempt: int) -> WorkerOutput | None:
+    def _output(self, run: _Attempt, index: int, attempt: int) -> WorkerOutput | None:
         options = self._options
         if not options.has_output_of_its_own:
             return None
@@ -222,7 +222,7 @@ class Launcher:
         self._selector.register(output.descriptor, selectors.EVENT_READ, output.forward)
         return output
 
-    def _collect(self, run: _Run, worker: _Worker) -> None:
+    def _collect(self, run: _Attempt, worker: _Worker) -> None:
         """A worker has ended, as it seems."""
         descriptor = worker.process.end_descriptor
         code = worker.process.poll()
@@ -237,18 +237,18 @@ class Launcher:
             for other in run.running:
                 other.process.send(signal.SIGTERM)
 
-    def _collect_polled(self, run: _Run) -> None:
+    def _collect_polled(self, run: _Attempt) -> None:
         for worker in [worker for worker in run.running if worker.process.end_descriptor is None]:
             self._collect(run, worker)
 
-    def _patience(self, run: _Run) -> float:
+    def _patience(self, run: _Attempt) -> float:
         """Seconds until there is something to do in any case."""
         if any(worker.process.end_descriptor is None for worker in run.running):
             return _POLL_SECONDS
         left = _TICK_SECONDS if run.kill_at is None else run.kill_at - time.monotonic()
         return max(_POLL_SECONDS, min(_TICK_SECONDS, left))
 
-    def _look_for_hangs(self, run: _Run) -> None:
+    def _look_for_hangs(self, run: _Attempt) -> None:
         now = time.monotonic()
         seconds, self._looked_at = min(now - self._looked_at, 2 * _TICK_SECONDS), now
         for worker in run.running if self._options.hang_timeout is not None else ():
@@ -260,7 +260,7 @@ class Launcher:
                 _say(f"worker {worker.index} {worker.hang}: SIGABRT makes it print all stacks")
                 worker.process.send(signal.SIGABRT)
 
-    def _kill_late(self, run: _Run) -> None:
+    def _kill_late(self, run: _Attempt) -> None:
         now = time.monotonic()
         for worker in run.running:
             if any(limit is not None and now >= limit for limit in (run.kill_at, worker.kill_at)):
@@ -289,7 +289,7 @@ class Launcher:
             act: Callable[[], object] = key.data
             act()
 
-    def _pass_signals_on(self, run: _Run) -> None:
+    def _pass_signals_on(self, run: _Attempt) -> None:
         while self._arrived:
             number = self._arrived.pop(0)
             is_second = number == signal.SIGINT and self._asked == signal.SIGINT
@@ -303,14 +303,14 @@ class Launcher:
     def _wait(self, seconds: float) -> None:
         """Waits until the next start, or until the job is asked to end."""
         until = time.monotonic() + seconds
-        nothing = _Run()
+        nothing = _Attempt()
         while (left := until - time.monotonic()) > 0 and self._asked is None:
             self._handle_events(min(_TICK_SECONDS, left))
             self._pass_signals_on(nothing)
 
     # --- reports
 
-    def _report_restart(self, run: _Run, attempt: int, delay: float) -> None:
+    def _report_restart(self, run: _Attempt, attempt: int, delay: float) -> None:
         soon = f" in {delay:g} s" if delay else ""
         report = run.newest.report
         if not report.is_written:

@@ -59,7 +59,7 @@ class RateLimiter:
 
     @property
     def piece(self) -> int:
-        """How many bytes to write between two calls of `sent`."""
+        """How many bytes to write between two calls of `report`."""
         return _PIECE if self._rate is None else max(4096, int(self._rate / _PIECES_PER_SECOND))
 
     @contextlib.contextmanager

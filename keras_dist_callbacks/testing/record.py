@@ -91,7 +91,7 @@ def assert_same_run(a: PathLike, b: PathLike) -> None:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Recorded:
     variables: dict[str, npt.NDArray[Any]]
     epochs: list[Any] | None
     history: dict[str, list[Any]]
@@ -153,7 +153,7 @@ def _replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _load(path: PathLike) -> _Run:
+def _load(path: PathLike) -> _Recorded:
     base = _base(path)
     try:
         meta = json.loads(_sibling(base, ".json").read_text(encoding="utf-8"))
@@ -161,7 +161,7 @@ def _load(path: PathLike) -> _Run:
             variables = {key: _typed(file[key], *kind) for key, kind in meta["variables"].items()}
     except FileNotFoundError as error:
         raise ConfigError(f"no recorded run at {base}: {error.filename} is missing") from error
-    return _Run(variables, meta["epochs"], meta["history"])
+    return _Recorded(variables, meta["epochs"], meta["history"])
 
 
 def _typed(array: npt.NDArray[Any], dtype: str, shape: list[int]) -> npt.NDArray[Any]:
@@ -170,7 +170,7 @@ def _typed(array: npt.NDArray[Any], dtype: str, shape: list[int]) -> npt.NDArray
     return np.frombuffer(array.tobytes(), getattr(ml_dtypes, dtype)).reshape(shape)
 
 
-def _compare_variables(a: _Run, b: _Run) -> Iterator[str]:
+def _compare_variables(a: _Recorded, b: _Recorded) -> Iterator[str]:
     renamed = _renamed(a, b)
     if not renamed:
         yield from _only_in_one("variable", a.variables, b.variables)
@@ -184,7 +184,7 @@ def _compare_variables(a: _Run, b: _Run) -> Iterator[str]:
             yield f"variable {key}: {_difference(one, other)}"
 
 
-def _renamed(a: _Run, b: _Run) -> dict[str, str]:
+def _renamed(a: _Recorded, b: _Recorded) -> dict[str, str]:
     """Returns the other recording's names, if only names differ.
 
     Keras gives the variables of a model that was loaded from a file other paths than those of one that was
@@ -215,7 +215,7 @@ def _difference(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> str:
     return f"{count} of {one.size} values differ, max abs difference {largest:g}"
 
 
-def _compare_histories(a: _Run, b: _Run) -> Iterator[str]:
+def _compare_histories(a: _Recorded, b: _Recorded) -> Iterator[str]:
     if a.epochs != b.epochs:
         yield f"history epochs: {a.epochs} against {b.epochs}"
     yield from _only_in_one("history key", a.history, b.history)

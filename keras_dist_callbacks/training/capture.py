@@ -98,7 +98,7 @@ def apply_variables(model: Any, saved: WorkerState, cluster: Cluster, *, leave: 
     """Assigns every component of every variable, locally.
 
     Under another number of replicas than the backup was made with, mirrored values stay exact and others are
-    merged, see `elastic.redistribute`. Layers are finished as Keras' own loading does it.
+    merged, see `redistribute`. Layers are finished as Keras' own loading does it.
 
     Args:
         model: The model in training.

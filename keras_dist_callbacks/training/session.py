@@ -214,7 +214,7 @@ class FitSession:
             self._resume = None
 
     def set_initial_epoch(self, epoch: int) -> None:
-        """Without a backup: begins at an epoch that a checkpoint's sidecar named."""
+        """Without a backup: begins at the epoch after those that a checkpoint says are finished."""
         self._fit.set_initial_epoch(epoch)
 
     def before_epoch(self) -> bool:

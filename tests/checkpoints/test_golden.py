@@ -16,7 +16,7 @@ import pytest
 from keras_dist_callbacks.backups.retention import Rules
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.end_note import END_NOTE, EndNote
-from keras_dist_callbacks.checkpoints.record import CHECKPOINT, Record
+from keras_dist_callbacks.checkpoints.record import CHECKPOINT, CheckpointRecord
 from tests.support import ROOT
 from tests.support.checkpoints import opened
 
@@ -27,7 +27,7 @@ WEIGHTS = [np.array([[1.0], [2.0]]), np.array([3.0])]
 @pytest.mark.parametrize("name", ["1.keras", "1.weights.h5"])
 def test_a_checkpoint_of_version_1_is_read_and_loaded(name: str, tmp_path: Path) -> None:
     found = files.fetch(opened(GOLDEN / "checkpoint-v1"), name, tmp_path).record
-    assert found == Record(
+    assert found == CheckpointRecord(
         template=f"{{epoch}}{name[1:]}",
         published_name=name,
         run_token="0123456789ab",  # noqa: S106 - not a secret

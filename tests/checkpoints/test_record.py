@@ -16,7 +16,7 @@ import pytest
 from keras_dist_callbacks.checkpoints.record import (
     TAIL_BYTES,
     Checkpoint,
-    Record,
+    CheckpointRecord,
     append_record,
     parse_tail,
     read_local,
@@ -27,7 +27,7 @@ from tests.support.checkpoints import read_model, record, write_model
 NAMES = ("1.keras", "1.weights.h5")
 
 
-def tail(path: Path) -> Record | None:
+def tail(path: Path) -> CheckpointRecord | None:
     return parse_tail(path.read_bytes()[-TAIL_BYTES:], path.name)
 
 

@@ -14,7 +14,7 @@ from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups import manifest as manifests
 from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.cli.rehearsal.comparison import (
-    Backups,
+    RunBackups,
     first_difference,
     gaps,
     missing_positions,
@@ -71,13 +71,13 @@ CHANGED: dict[str, tuple[Any, Any]] = {
 }
 
 
-def run(place: Path, tensors: dict[str, Any] | None = None, state: dict[str, Any] | None = None) -> Backups:
+def run(place: Path, tensors: dict[str, Any] | None = None, state: dict[str, Any] | None = None) -> RunBackups:
     store = begin(place)
     for step in (1, 2):
         late = {} if step == 1 else {**(tensors or {})}
         position = Position("within", 1, step, step)
         commit(store, step, {**TENSORS, **late}, position=position, states=({**(state or {})},))
-    return Backups.read(store)
+    return RunBackups.read(store)
 
 
 def test_equal_backups_have_no_difference_though_their_creation_times_differ(tmp_path: Path) -> None:
@@ -165,12 +165,12 @@ def test_nan_in_a_log_is_no_difference(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["within", "end"])
 def test_of_the_files_of_checkpoints_the_best_value_is_compared_at_the_end(tmp_path: Path, kind: Any) -> None:
-    def run(place: Path, best: float | None, generation: int) -> Backups:
+    def run(place: Path, best: float | None, generation: int) -> RunBackups:
         state = {"best": best, "counters": [1, 0], "last_saved": [generation, 7]}
         store, position = begin(place), Position(kind, 1, 2 if kind == "within" else 0, 2)
         states = ({"callback:kdc.ModelCheckpoint(monitor=loss)": state},)
         commit(store, 1, TENSORS, position=position, states=states)
-        return Backups.read(store)
+        return RunBackups.read(store)
 
     one = run(tmp_path / "a", 0.5, 1)
     assert first_difference(one, run(tmp_path / "b", 0.5, 2)) is None
@@ -194,11 +194,11 @@ def test_a_missing_tensor_and_a_missing_topic_are_differences(tmp_path: Path) ->
 
 
 def test_what_another_worker_has_of_its_own_is_compared_too(tmp_path: Path) -> None:
-    def two_workers(place: Path, value: float) -> Backups:
+    def two_workers(place: Path, value: float) -> RunBackups:
         store = begin(place)
         own = {"variable/moving_mean@0": np.full(3, value)}
         commit(store, 1, [{"variable/moving_mean@0": np.zeros(3)}, own], states=({}, {"logs": {"loss": value}}))
-        return Backups.read(store)
+        return RunBackups.read(store)
 
     found = first_difference(two_workers(tmp_path / "a", 1.0), two_workers(tmp_path / "b", 2.0))
     assert found is not None
@@ -212,7 +212,7 @@ def test_every_backup_of_a_position_is_compared_also_that_of_a_killed_process(tm
     commit(store, 1, {**TENSORS, "variable/flag@0": np.array(False)}, position=Position("within", 1, 1, 1))
     store = begin(place)
     commit(store, 1, TENSORS, position=Position("within", 1, 1, 1))
-    other = Backups.read(store)
+    other = RunBackups.read(store)
     assert [manifest.id.generation for manifest in other.at(Position("within", 1, 1, 1))] == [1, 2]
     found = first_difference(one, other)
     assert found is not None
@@ -223,7 +223,7 @@ def test_positions_that_one_run_lacks_are_named(tmp_path: Path) -> None:
     one, store = run(tmp_path / "one"), begin(tmp_path / "other")
     commit(store, 1, TENSORS, position=Position("within", 1, 1, 1))
     commit(store, 2, TENSORS, position=Position("end", 1, 0, 1))
-    lacks = missing_positions(one, Backups.read(store))
+    lacks = missing_positions(one, RunBackups.read(store))
     assert lacks == [
         "only the first run has saved at epoch 2, batch 2 (step 2)",
         "only the second run has saved at the end of epoch 1 (step 1)",

@@ -19,7 +19,7 @@ import pytest
 from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.cli.rehearsal import command, report
 from keras_dist_callbacks.cli.rehearsal.rehearse import Rehearsal, Rehearsing
-from keras_dist_callbacks.cli.rehearsal.runs import Attempt, Run, Runner, Settings
+from keras_dist_callbacks.cli.rehearsal.runs import RecordedAttempt, Run, Runner, Settings
 from keras_dist_callbacks.launch import guard
 from keras_dist_callbacks.rehearsal.plan import VARIABLE, Kill
 from keras_dist_callbacks.storage.storage import Storage
@@ -85,7 +85,7 @@ class Runs:
         for number, kill in enumerate([*kills, None]):
             records = self._records(place, kill, restarts=number > 0)
             codes = (0,) if kill is None else (-9,)
-            attempts.append(Attempt(kill, codes, 100.0, 5.0, [records], self.directory / "output.log"))
+            attempts.append(RecordedAttempt(kill, codes, 100.0, 5.0, [records], self.directory / "output.log"))
         if name in self.broken:
             attempts[-1] = replace(attempts[-1], **self.broken[name])
         return Run(name, tuple(attempts))
@@ -189,7 +189,7 @@ def test_a_restart_that_fails_is_code_1_with_its_output(tmp_path: Path) -> None:
 
 def test_a_third_run_that_fails_before_it_is_killed_is_code_2(tmp_path: Path) -> None:
     runs = Runs(tmp_path)
-    attempt = Attempt("backup", (1,), 100.0, 5.0, [[]], tmp_path / "output.log")
+    attempt = RecordedAttempt("backup", (1,), 100.0, 5.0, [[]], tmp_path / "output.log")
     runs.replaced["killed"] = Run("killed", (attempt,))
     found = judge(runs)
     assert (found.exit_code, found.resumes) == (2, ())

@@ -17,7 +17,7 @@ import pytest
 
 from keras_dist_callbacks.checkpoints import end_note, files, ownership
 from keras_dist_callbacks.checkpoints.files import Listing
-from keras_dist_callbacks.checkpoints.record import Checkpoint, Record
+from keras_dist_callbacks.checkpoints.record import Checkpoint, CheckpointRecord
 from keras_dist_callbacks.process import PARTS
 from keras_dist_callbacks.storage.storage import Storage
 
@@ -25,7 +25,7 @@ TEMPLATE = "{epoch}.keras"
 TOKEN = "0123456789ab"  # noqa: S105 - not a secret
 
 
-def record(name: str = "1.keras", epoch: int = 1, **fields: Any) -> Record:
+def record(name: str = "1.keras", epoch: int = 1, **fields: Any) -> CheckpointRecord:
     defaults = {
         "template": TEMPLATE,
         "published_name": name,
@@ -35,7 +35,7 @@ def record(name: str = "1.keras", epoch: int = 1, **fields: Any) -> Record:
         "epoch": epoch,
         "step": 10 * epoch,
     }
-    return Record(**{**defaults, **fields})
+    return CheckpointRecord(**{**defaults, **fields})
 
 
 def write_model(path: Path, content: bytes = b"content") -> Path:
@@ -87,7 +87,7 @@ def note_path(directory: Path, template: str = TEMPLATE) -> Path:
 def another_process() -> Iterator[None]:
     """What is claimed in the block is claimed by another process, as far as this one knows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PARTS, ownership._Known, ownership._Known())
+        patch.setitem(PARTS, ownership._KnownOwners, ownership._KnownOwners())
         yield
 
 

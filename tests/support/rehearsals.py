@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.cli.rehearsal.comparison import Backups
+from keras_dist_callbacks.cli.rehearsal.comparison import RunBackups
 from keras_dist_callbacks.process import PARTS
 from keras_dist_callbacks.process_runs import ProcessRuns
 from keras_dist_callbacks.rehearsal import records
@@ -66,7 +66,7 @@ def events(found: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     return [record for record in found if record["event"] == name]
 
 
-def backups(found: list[dict[str, Any]], fit: int = 1) -> Backups:
+def backups(found: list[dict[str, Any]], fit: int = 1) -> RunBackups:
     """Those of one fit, from where it has recorded that it saves."""
     (place,) = {record["place"] for record in events(found, "fit") if record["fit"] == fit}
-    return Backups.read(BackupStore(Storage.open(place)))
+    return RunBackups.read(BackupStore(Storage.open(place)))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from keras_dist_callbacks.backups import findings, verdict
+from keras_dist_callbacks.backups import findings
+from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.manifest import ENVIRONMENT
 from keras_dist_callbacks.backups.snapshot import Manifest, WorkerState
+from keras_dist_callbacks.backups.verdict import Verdict, found_in
 from keras_dist_callbacks.cli.rehearsal.comparison import Difference
-
-if TYPE_CHECKING:
-    from keras_dist_callbacks.cli.rehearsal.rehearse import Resume
 
 _SEED = "no seed was set: call keras.utils.set_random_seed(1) before the model and the input are made"
 _DETERMINISM = "operations may add numbers in any order: call tf.config.experimental.enable_op_determinism()"
@@ -25,6 +24,33 @@ _BUG = (
 )
 
 
+@dataclass(frozen=True)
+class Restart:
+    """One kill and the restart after it.
+
+    Attributes:
+        killed: Where, in words.
+        resumed: Where the backup was made, in words; empty if nothing was restored.
+        verdict: What the restart has printed.
+        notes: Why it is not exact.
+        conditions: On what it depends.
+        findings: Both, as data.
+    """
+
+    killed: str
+    resumed: str
+    verdict: str
+    notes: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @classmethod
+    def of(cls, killed: str, resumed: str, found: Sequence[Finding]) -> Restart:
+        """Returns one that has restored a backup, and what it has found."""
+        verdict = Verdict(tuple(found))
+        return cls(killed, resumed, verdict.word, verdict.reasons, verdict.conditions, verdict.findings)
+
+
 def of_irreproducible(manifest: Manifest, difference: Difference | None) -> list[str]:
     """What may make two uninterrupted runs equal.
 
@@ -33,12 +59,12 @@ def of_irreproducible(manifest: Manifest, difference: Difference | None) -> list
         difference: The first one; None where only positions differ.
     """
     state = manifest.workers[0].state
-    held = verdict.found_in(WorkerState(manifest.position, {}, state, manifest.info))
+    held = found_in(WorkerState(manifest.position, {}, state, manifest.info))
     in_each_run = findings.sentences(one for one in held if one.row.in_each_run)
     found = [*([] if manifest.info.get("seed") is not None else [_SEED]), *in_each_run]
     if found:
         return found
-    found = list(verdict.Verdict(tuple(held)).conditions)
+    found = list(Verdict(tuple(held)).conditions)
     if (state.get(ENVIRONMENT) or {}).get("deterministic") == "False":
         found.append(_DETERMINISM)
     return [*found, _SHORTENED] if not found or _is_of_input(difference) else found
@@ -48,20 +74,20 @@ def _is_of_input(difference: Difference | None) -> bool:
     return difference is not None and any(variable.kind == "input" for variable in difference.variables)
 
 
-def of_inexact(resumes: Sequence[Resume], difference: Difference | None) -> list[str]:
+def of_inexact(resumes: Sequence[Restart], difference: Difference | None) -> list[str]:
     """What the verdicts of the resumes say about a difference.
 
     Args:
         resumes: Of the killed run.
         difference: The first one; None where only positions differ.
     """
-    found = verdict.Verdict(tuple(dict.fromkeys(one for resume in resumes for one in resume.findings)))
+    found = Verdict(tuple(dict.fromkeys(one for resume in resumes for one in resume.findings)))
     if found.lost:
         return [f"the verdict was not exact: {reason}" for reason in found.reasons]
     if not found.unknown:
         return [_BUG] if any(resume.resumed for resume in resumes) else []
     owners = {f"the {state.words}" for state in difference.states} if difference is not None else set()
-    about = verdict.Verdict(tuple(one for one in found.unknown if one.subject in owners))
+    about = Verdict(tuple(one for one in found.unknown if one.subject in owners))
     if len(found.conditions) == 1 or about.conditions:
         conditions = about.conditions or found.conditions
         return [f"this condition does not hold: the resume is exact if {condition}" for condition in conditions]

@@ -38,7 +38,7 @@ _OVERWRITES = (
 
 
 @dataclass(frozen=True)
-class Limits:
+class RehearsalOptions:
     """The numbers of the options."""
 
     steps: int
@@ -48,7 +48,9 @@ class Limits:
     timeout: float
 
 
-def run(words: Sequence[str], limits: Limits, scratch: str | None, options: str | None, *, as_json: bool) -> None:
+def run(
+    words: Sequence[str], limits: RehearsalOptions, scratch: str | None, options: str | None, *, as_json: bool
+) -> None:
     """Rehearses a script, prints what was found, and ends with its exit code.
 
     Args:
@@ -82,7 +84,13 @@ def run(words: Sequence[str], limits: Limits, scratch: str | None, options: str 
 
 
 def _rehearse(
-    words: Sequence[str], limits: Limits, scratch: str | None, options: str | None, own: Path, *, as_json: bool
+    words: Sequence[str],
+    limits: RehearsalOptions,
+    scratch: str | None,
+    options: str | None,
+    own: Path,
+    *,
+    as_json: bool,
 ) -> None:
     place = _scratch_place(scratch) if scratch else str(own / "scratch")
     with opened(place, options if "://" in place else None, as_json) as target:

@@ -23,7 +23,7 @@ _PLAIN_ITEMS = 8
 
 
 @dataclass(frozen=True)
-class Backups:
+class RunBackups:
     """The backups of one fit of a run.
 
     Attributes:
@@ -35,7 +35,7 @@ class Backups:
     manifests: tuple[Manifest, ...]
 
     @classmethod
-    def read(cls, store: BackupStore) -> Backups:
+    def read(cls, store: BackupStore) -> RunBackups:
         """All that are in a directory; raises what `BackupStore.manifest` does."""
         return cls(store, tuple(store.manifest(commit) for commit in store.commits()))
 
@@ -161,7 +161,7 @@ class Gap:
         return any(state.is_random for state in self.states)
 
 
-def gaps(one: Backups, other: Backups, ignored: Collection[str] = ()) -> Iterator[Gap]:
+def gaps(one: RunBackups, other: RunBackups, ignored: Collection[str] = ()) -> Iterator[Gap]:
     """What differs, at each position that both have, in the order of training.
 
     Args:
@@ -178,19 +178,19 @@ def gaps(one: Backups, other: Backups, ignored: Collection[str] = ()) -> Iterato
                 yield Gap(position, tensors, states)
 
 
-def describe(gap: Gap, one: Backups, other: Backups) -> Difference:
+def describe(gap: Gap, one: RunBackups, other: RunBackups) -> Difference:
     """A gap in words, for which the tensors that differ are read."""
     variables = tuple(_variable(one.store, other.store, found) for found in gap.tensors)
     return Difference(str(gap.position), gap.position.step, variables, gap.states)
 
 
-def first_difference(one: Backups, other: Backups, ignored: Collection[str] = ()) -> Difference | None:
+def first_difference(one: RunBackups, other: RunBackups, ignored: Collection[str] = ()) -> Difference | None:
     """What differs at the first position that both have and where anything does."""
     gap = next(gaps(one, other, ignored), None)
     return None if gap is None else describe(gap, one, other)
 
 
-def missing_positions(one: Backups, other: Backups) -> list[str]:
+def missing_positions(one: RunBackups, other: RunBackups) -> list[str]:
     """Where the first run has saved and the second one has not, or the other way round, a sentence each."""
     return [
         f"{text} at {position}"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from keras_dist_callbacks.backups.codec import tensor_bytes
 from keras_dist_callbacks.backups.snapshot import Manifest
-from keras_dist_callbacks.cli.rehearsal.comparison import Backups
-from keras_dist_callbacks.cli.rehearsal.runs import Attempt, Run
+from keras_dist_callbacks.cli.rehearsal.comparison import RunBackups
+from keras_dist_callbacks.cli.rehearsal.runs import RecordedAttempt, Run
 from keras_dist_callbacks.options import MAX_OVERHEAD
 from keras_dist_callbacks.rehearsal.records import Record
 
@@ -42,7 +42,7 @@ class Costs:
     lost_seconds: float
 
 
-def measure(uninterrupted: Sequence[Run], killed: Run, backups: Backups) -> Costs | None:
+def measure(uninterrupted: Sequence[Run], killed: Run, backups: RunBackups) -> Costs | None:
     """The costs in the first fit of each run; None where there are too few steps.
 
     Args:
@@ -71,13 +71,13 @@ def measure(uninterrupted: Sequence[Run], killed: Run, backups: Backups) -> Cost
     )
 
 
-def _steps_after_first(attempt: Attempt) -> list[Record]:
+def _steps_after_first(attempt: RecordedAttempt) -> list[Record]:
     """Steps and saves of the first fit, without its first step, which is traced."""
     found = [record for record in attempt.chief if record["event"] in ("step", "save") and record["fit"] == 1]
     return found[1:]
 
 
-def _quiet_steps(attempt: Attempt) -> Iterator[float]:
+def _quiet_steps(attempt: RecordedAttempt) -> Iterator[float]:
     is_disturbed = False
     for record in _steps_after_first(attempt):
         if record["event"] == "step" and not record["writing"] and not is_disturbed:
@@ -85,7 +85,7 @@ def _quiet_steps(attempt: Attempt) -> Iterator[float]:
         is_disturbed = record["event"] == "save" or record["writing"]
 
 
-def _delays(attempt: Attempt, step: float) -> Iterator[float]:
+def _delays(attempt: RecordedAttempt, step: float) -> Iterator[float]:
     """Of each backup: how long it held training up, and by how much the steps during its writing were slower."""
     delay: float | None = None
     slower, is_writing = 0.0, False
@@ -100,14 +100,14 @@ def _delays(attempt: Attempt, step: float) -> Iterator[float]:
         yield delay + max(0.0, slower)
 
 
-def _written(attempt: Attempt, manifests: Sequence[Manifest]) -> float:
+def _written(attempt: RecordedAttempt, manifests: Sequence[Manifest]) -> float:
     created: dict[int, float] = {m.position.step: m.info["created"] for m in manifests if not m.done}
     begun = {record["step"]: record["time"] - record["seconds"] for record in attempt.events("save", 1)}
     found = [created[step] - begun[step] for step in begun if step in created]
     return max(0.0, statistics.fmean(found)) if found else 0.0
 
 
-def _restart(attempts: Sequence[Attempt], step: float) -> dict[str, float]:
+def _restart(attempts: Sequence[RecordedAttempt], step: float) -> dict[str, float]:
     parts = [_parts(attempt, step) for attempt in attempts]
     complete = [part for part in parts if part is not None]
     if not complete:
@@ -115,7 +115,7 @@ def _restart(attempts: Sequence[Attempt], step: float) -> dict[str, float]:
     return {name: statistics.fmean(part[name] for part in complete) for name in complete[0]}
 
 
-def _parts(attempt: Attempt, step: float) -> dict[str, float] | None:
+def _parts(attempt: RecordedAttempt, step: float) -> dict[str, float] | None:
     first = {record["event"]: record for record in reversed(attempt.chief)}
     if not {"watching", "open", "epoch", "step"} <= first.keys():
         return None  # it had no step left to train

@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from keras_dist_callbacks.backups import findings
-from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.backups.verdict import Verdict
 from keras_dist_callbacks.cli.rehearsal import causes, comparison, costs
-from keras_dist_callbacks.cli.rehearsal.comparison import Backups, Difference
+from keras_dist_callbacks.cli.rehearsal.causes import Restart
+from keras_dist_callbacks.cli.rehearsal.comparison import Difference, RunBackups
 from keras_dist_callbacks.cli.rehearsal.costs import Costs
-from keras_dist_callbacks.cli.rehearsal.runs import Attempt, Run, Runner
+from keras_dist_callbacks.cli.rehearsal.runs import RecordedAttempt, Run, Runner
 from keras_dist_callbacks.rehearsal.plan import Kill
 from keras_dist_callbacks.storage.storage import Storage
 
@@ -33,33 +32,6 @@ NO_FIT = (
     "Checkpointer are not rehearsed"
 )
 _NO_KILL = "the process was never killed, because fit() had too few steps for a backup before its end"
-
-
-@dataclass(frozen=True)
-class Resume:
-    """One kill and the restart after it.
-
-    Attributes:
-        killed: Where, in words.
-        resumed: Where the backup was made, in words; empty if nothing was restored.
-        verdict: What the restart has printed.
-        notes: Why it is not exact.
-        conditions: On what it depends.
-        findings: Both, as data.
-    """
-
-    killed: str
-    resumed: str
-    verdict: str
-    notes: tuple[str, ...] = ()
-    conditions: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
-
-    @classmethod
-    def of(cls, killed: str, resumed: str, found: Sequence[Finding]) -> Resume:
-        """Returns one that has restored a backup, and what it has found."""
-        verdict = Verdict(tuple(found))
-        return cls(killed, resumed, verdict.word, verdict.reasons, verdict.conditions, verdict.findings)
 
 
 @dataclass(frozen=True)
@@ -108,7 +80,7 @@ class Rehearsal:
     seconds: float = 0.0
     runs: dict[str, float] = field(default_factory=dict)
     fits: tuple[Fit, ...] = ()
-    resumes: tuple[Resume, ...] = ()
+    resumes: tuple[Restart, ...] = ()
     between: str = ""
     difference: Difference | None = None
     problems: tuple[str, ...] = ()
@@ -185,11 +157,11 @@ class Rehearsing:
             )  # fmt: skip
         return _compare_with_killed(replace(known, unstable=tuple(sorted(unstable))), ones, ends, gaps)
 
-    def _backups(self, run: Run) -> list[Backups]:
-        return [Backups.read(BackupStore(self._open(place))) for place in run.places]
+    def _backups(self, run: Run) -> list[RunBackups]:
+        return [RunBackups.read(BackupStore(self._open(place))) for place in run.places]
 
 
-def _failure(attempt: Attempt) -> str | None:
+def _failure(attempt: RecordedAttempt) -> str | None:
     """Why an uninterrupted run shows nothing; None if it was complete."""
     if any(record["event"] == "loop" for process in attempt.records for record in process):
         return NO_FIT
@@ -198,13 +170,13 @@ def _failure(attempt: Attempt) -> str | None:
     return None if attempt.events("end") else NO_FIT
 
 
-def _failed(attempt: Attempt, resumes: Sequence[Resume]) -> tuple[int, str]:
+def _failed(attempt: RecordedAttempt, resumes: Sequence[Restart]) -> tuple[int, str]:
     if not resumes:
         return CANNOT, f"the script fails by itself in its third run: {_how_it_ended(attempt)}"
     return DIFFERENT, f"the restart after the kill {resumes[-1].killed} failed: {_how_it_ended(attempt)}"
 
 
-def _how_it_ended(attempt: Attempt) -> str:
+def _how_it_ended(attempt: RecordedAttempt) -> str:
     if attempt.timed_out:
         return f"it still ran after {attempt.seconds:.0f} s and was ended (--timeout)"
     codes = ", ".join(f"signal {-code}" if code < 0 else f"exit code {code}" for code in attempt.codes)
@@ -216,23 +188,23 @@ def _chosen(count: int, run: Run) -> list[Kill]:
     return [kill for kill in _KILLS if validates or kill != "validation"][:count]
 
 
-def _fits(attempt: Attempt) -> list[Fit]:
+def _fits(attempt: RecordedAttempt) -> list[Fit]:
     return [
         Fit(r["epochs"][1] - r["epochs"][0], r["asked"], r["batches"], r["save_freq"], r["continues"])
         for r in attempt.events("fit")
     ]
 
 
-def _resumes(killed: Run) -> list[Resume]:
+def _resumes(killed: Run) -> list[Restart]:
     found = []
     for before, after in itertools.pairwise(killed.attempts):
         restored = after.events("restored", 1)
         place = _PLACES[str(before.kill)]
         if restored:
             last = restored[0]
-            found.append(Resume.of(place, last["at"], findings.from_json(last["found"])))
+            found.append(Restart.of(place, last["at"], findings.from_json(last["found"])))
         else:
-            found.append(Resume(place, "", "nothing was restored"))
+            found.append(Restart(place, "", "nothing was restored"))
     return found
 
 
@@ -243,7 +215,7 @@ def _files(runs: Sequence[Run]) -> list[str]:
 
 
 def _compare_with_killed(
-    known: Rehearsal, ones: Sequence[Backups], ends: Sequence[Backups], gaps: Sequence[str]
+    known: Rehearsal, ones: Sequence[RunBackups], ends: Sequence[RunBackups], gaps: Sequence[str]
 ) -> Rehearsal:
     pairs = list(zip(ones, ends, strict=False))
     found = (comparison.first_difference(one, end, known.unstable) for one, end in pairs)
@@ -265,14 +237,14 @@ def _compare_with_killed(
 
 
 def _between_uninterrupted(
-    ones: Sequence[Backups], twos: Sequence[Backups]
+    ones: Sequence[RunBackups], twos: Sequence[RunBackups]
 ) -> tuple[Difference | None, frozenset[str]]:
     """The first difference of training between two uninterrupted runs; and what else differs, such as times.
 
     Random states count only where numbers of training differ too: without that, the short runs did not use them.
     """
     unstable: set[str] = set()
-    drawn: tuple[comparison.Gap, Backups, Backups] | None = None
+    drawn: tuple[comparison.Gap, RunBackups, RunBackups] | None = None
     for one, two in zip(ones, twos, strict=False):
         for gap in comparison.gaps(one, two):
             if gap.is_random and drawn is None:
@@ -283,7 +255,7 @@ def _between_uninterrupted(
     return None, frozenset(unstable)
 
 
-def _gaps(ones: Sequence[Backups], others: Sequence[Backups]) -> list[str]:
+def _gaps(ones: Sequence[RunBackups], others: Sequence[RunBackups]) -> list[str]:
     found = [gap for one, other in zip(ones, others, strict=False) for gap in comparison.missing_positions(one, other)]
     if len(ones) != len(others):
         found.append(f"the uninterrupted run had {len(ones)} fits and the killed one {len(others)}")

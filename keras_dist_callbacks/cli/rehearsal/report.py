@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.cli.formatting import Page
+from keras_dist_callbacks.cli.rehearsal.causes import Restart
 from keras_dist_callbacks.cli.rehearsal.comparison import Difference
 from keras_dist_callbacks.cli.rehearsal.costs import Costs
-from keras_dist_callbacks.cli.rehearsal.rehearse import EQUAL, Rehearsal, Resume
+from keras_dist_callbacks.cli.rehearsal.rehearse import EQUAL, Rehearsal
 
 _SHOWN = 6
 
@@ -53,7 +54,7 @@ def _facts(found: Rehearsal) -> Iterator[tuple[str, str]]:
         yield "kill", f"{resume.killed}{source}: {resume.verdict}{details}"
 
 
-def _details(resume: Resume) -> str:
+def _details(resume: Restart) -> str:
     """Why a resume is not certain to be exact, where nothing else says it."""
     if resume.notes:
         return f": {'; '.join(resume.notes)}"

@@ -49,7 +49,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class RecordedAttempt:
     """One process of a run, or one for each worker.
 
     Attributes:
@@ -106,7 +106,7 @@ class Run:
     """
 
     name: str
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[RecordedAttempt, ...]
 
     @property
     def seconds(self) -> float:
@@ -114,7 +114,7 @@ class Run:
         return sum(attempt.seconds for attempt in self.attempts)
 
     @property
-    def failed(self) -> Attempt | None:
+    def failed(self) -> RecordedAttempt | None:
         """The attempt that has failed, if one has."""
         return next((attempt for attempt in self.attempts if attempt.has_failed), None)
 
@@ -144,7 +144,7 @@ class Runner:
         """
         out = self._settings.own / "out"  # the same path in each run, so that nothing differs because of it
         out.mkdir()
-        attempts: list[Attempt] = []
+        attempts: list[RecordedAttempt] = []
         for kill in [*kills, None]:
             attempts.append(self._attempt(name, kill))
             if not attempts[-1].was_killed or attempts[-1].has_failed:
@@ -152,7 +152,7 @@ class Runner:
         out.rename(out.with_name(f"out-{name}"))
         return Run(name, tuple(attempts))
 
-    def _attempt(self, name: str, kill: Kill | None) -> Attempt:
+    def _attempt(self, name: str, kill: Kill | None) -> RecordedAttempt:
         settings, number = self._settings, next(self._numbers)
         directory = settings.own / f"{name}-{number}"
         directory.mkdir()
@@ -169,7 +169,7 @@ class Runner:
             else:
                 codes, log = self._run_alone(command, env, directory)
         seconds = time.monotonic() - moment
-        return Attempt(kill, codes or (), began, seconds, records.read(directory), log, timed_out=codes is None)
+        return RecordedAttempt(kill, codes or (), began, seconds, records.read(directory), log, timed_out=codes is None)
 
     def _run_alone(
         self, command: Sequence[str], env: Mapping[str, str], directory: Path
