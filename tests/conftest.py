@@ -110,8 +110,8 @@ def nothing_runs_on_in_the_background() -> Iterator[None]:
 
     yield
     forget_runs()
-    while shared(controller.Runs).open:
-        shared(controller.Runs).open.pop().close()  # a loop that was never closed, as the next one would
+    while shared(controller.StoppableRuns).open:
+        shared(controller.StoppableRuns).open.pop().close()  # a loop that was never closed, as the next one would
     assert shared_writer().wait(30), "a test left a write running"
     assert shared(peer_monitor.PeerMonitor).count == 0, (
         "a test left other workers watched: a later one may end with them"

@@ -59,7 +59,7 @@ _LISTENING = (_Phase.NEW, _Phase.TRAINING, _Phase.EXITING)
 
 
 @dataclass
-class Runs(Shared):
+class StoppableRuns(Shared):
     """Runs that may be left early, a `fit()` within a callback of another one last.
 
     Attributes:
@@ -109,10 +109,10 @@ class ShutdownController:
         """Training begins: from now on signals are taken over."""
         for notice in self._notices:
             notice.start()  # first: the user's may raise, and nothing is to be given back then
-        for abandoned in [run for run in shared(Runs).open if not run._engine.runs]:
+        for abandoned in [run for run in shared(StoppableRuns).open if not run._engine.runs]:
             abandoned.close()
         self._phase = _Phase.TRAINING
-        shared(Runs).open.append(self)
+        shared(StoppableRuns).open.append(self)
         peer_monitor.begin(self._cluster, self._on_loss)
         self._stop.start()
         self._signals.install()
@@ -268,8 +268,8 @@ class ShutdownController:
         exits = self._phase is _Phase.EXITING
         self._phase = _Phase.EXITED if exits else _Phase.CLOSED
         peer_monitor.end(self._on_loss)
-        if self in shared(Runs).open:
-            shared(Runs).open.remove(self)
+        if self in shared(StoppableRuns).open:
+            shared(StoppableRuns).open.remove(self)
         self._stop.close()
         for notice in self._notices:
             notice.stop()

@@ -30,7 +30,7 @@ def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(shared(signals._Listeners), "unheeded", [])
     yield
     assert_nothing_is_left()
-    assert shared(controller.Runs).open == []
+    assert shared(controller.StoppableRuns).open == []
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # a process that exits ignores it
     assert signal.set_wakeup_fd(-1) == -1
 

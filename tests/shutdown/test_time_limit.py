@@ -100,7 +100,7 @@ def test_a_save_may_take_as_long_as_the_longest_so_far_after_the_one_that_is_bei
 
     class Look(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            engine = shared(controller.Runs).open[-1]._engine
+            engine = shared(controller.StoppableRuns).open[-1]._engine
             if epoch == 1:  # the first save is being written
                 begun.wait(30)
                 seen.append(engine.seconds_to_save)
@@ -124,7 +124,7 @@ def test_a_fit_stops_in_time_and_continues_exactly(
     tmp_path: Path, clock: SimpleNamespace, where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def pass_time() -> None:
-        run = shared(controller.Runs).open[-1]
+        run = shared(controller.StoppableRuns).open[-1]
         clock.now = START + LONG.total_seconds() - FOREVER - 60
         wait_for(lambda: run._watchdog._deadline is not None)
         assert run._watchdog.seconds == FOREVER + 60, "not the grace period alone"
