@@ -158,8 +158,8 @@ class Committer:
                 tuple(records),
                 {**self.info, "created": time.time()},
             )
-        # A commit that fails may be there all the same. Until one was read back, the next ones refer to no tensor of
-        # earlier commits, because it is not known which commits those are.
+        # A commit that fails may be there all the same: until one was read back, it is not known which commit is the
+        # one before, so that the next ones refer to no tensor of any.
         known, self._known = self._known, []
         try:
             store.commit(manifest)
