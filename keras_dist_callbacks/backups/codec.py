@@ -83,15 +83,16 @@ class Packer:
     def _to_write(
         self, tensors: Mapping[str, SharedTensor], prints: Mapping[str, Fingerprint]
     ) -> tuple[list[str], list[str]]:
+        """The names of tensors whose content is not in the store, and of those that are moved to a new blob."""
         fresh: dict[Fingerprint | str, str] = {}
         found: dict[Fingerprint, str] = {}
         for name in tensors:
             fingerprint = prints.get(name)
             if fingerprint is None:
                 fresh[name] = name
-            elif fingerprint not in self._places:
+            elif fingerprint not in self._places:  # else another worker, or replica, has the same content
                 (found if fingerprint in self._known else fresh).setdefault(fingerprint, name)
-        live: dict[str, int] = {}
+        live: dict[str, int] = {}  # bytes of each earlier blob that are still needed
         for fingerprint, name in found.items():
             blob = self._known[fingerprint].blob
             live[blob] = live.get(blob, 0) + tensors[name].array().nbytes

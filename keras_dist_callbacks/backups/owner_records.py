@@ -140,11 +140,17 @@ def check(storage: Storage, newest: int, generation: int, claim: bytes) -> None:
     if newest > generation:
         raise _fenced(storage, newest, f"generation {newest}, this run is {generation}")
     try:
-        record = storage.read(owner_name(generation), 0, len(claim) + 1)
+        record = storage.read(owner_name(generation), 0, len(claim) + 1)  # one more: a longer record differs, too
     except FileNotFoundError:
         record = b""
     if not record and not newest:
-        raise _gone(storage)
+        failure = FencedError(
+            f"{storage.display()} was deleted or renamed during the run; nothing is saved there any more: the "
+            "directory holds no backup of this run. If it was renamed, rename it back before you start the job again. "
+            "(A newer run that ends and deletes its backup leaves the directory like this too)"
+        )
+        failure.nothing_left = True
+        raise failure
     if not record:  # a newer run deleted its backup at its end, and the one after it started to count from 1
         raise _fenced(storage, newest, f"generation {newest}, this run is {generation}, and a backup was deleted since")
     if record != claim:
@@ -160,16 +166,6 @@ def _fenced(storage: Storage, newest: int, how: str) -> FencedError:
         "reads a backup, such as an evaluation, must use kdc.load_backup: BackupAndRestore and Checkpointer.restore() "
         "take the directory over"
     )
-
-
-def _gone(storage: Storage) -> FencedError:
-    failure = FencedError(
-        f"{storage.display()} was deleted or renamed during the run; nothing is saved there any more: the directory "
-        "holds no backup of this run. If it was renamed, rename it back before you start the job again. (A newer run "
-        "that ends and deletes its backup leaves the directory like this too)"
-    )
-    failure.nothing_left = True
-    return failure
 
 
 def read_owner(storage: Storage, generation: int) -> OwnerRecord | None:

@@ -145,9 +145,12 @@ class LocalFiles:
         with _temporary(path) as temporary:
             unnamed = plain_files.unnamed_file(directory)
             with unnamed or plain_files.new_file(self.root, temporary) as file:
-                self._copy_from(source, file)
+                with open(source, "rb") as reader:
+                    while chunk := reader.read(_COPY_CHUNK):
+                        self._write_all(file.fileno(), memoryview(chunk))
+                self._flush(file.fileno())
                 is_published = unnamed is not None and plain_files.give_name(file, path)
-                if unnamed is not None and not is_published:
+                if unnamed is not None and not is_published:  # only a file with a name can take the place of another
                     plain_files.give_name(file, temporary)
             if not is_published:
                 Path(temporary).replace(path)
@@ -192,16 +195,10 @@ class LocalFiles:
         plain_files.refuse_links_to(self.root, os.path.dirname(path))  # noqa: PTH120
         return open(plain_files.open_file(self.root, path, os.O_RDONLY), "rb")
 
-    def _copy_from(self, source: Path, file: FileIO) -> None:
-        with open(source, "rb") as reader:
-            while chunk := reader.read(_COPY_CHUNK):
-                self._write_all(file.fileno(), memoryview(chunk))
-        self._flush(file.fileno())
-
     def _write_temporary(self, path: str, parts: Iterable[Buffer], size: int) -> None:
         if size >= self.direct.least:
             descriptor = self.direct.write(self.root, path, parts, self.traffic)
-            if descriptor is not None:
+            if descriptor is not None:  # else this file system wants it through the page cache
                 try:
                     self._flush(descriptor)
                 finally:

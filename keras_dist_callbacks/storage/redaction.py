@@ -62,22 +62,8 @@ def reject_credentials(url: str) -> None:
     Raises:
         ConfigError: The URL is mistyped, names no bucket, or holds credentials.
     """
-    _check_spelling(url)
-    for link in _links(url):
-        names = [name for name, _ in urllib.parse.parse_qsl(link.query)]
-        if link.protocol in _BUCKETS and (link.credentials or any(_SECRET_NAMES.search(name) for name in names)):
-            raise ConfigError(
-                f"{redact(url)!r}: this URL seems to contain credentials (not shown here), which the client of "
-                f"{link.protocol}:// reads as part of the name; give them in storage_options, or in the environment "
-                "variables of that client, and use only this URL: "
-                + ("az://container/path" if link.protocol in _AZURE else f"{link.protocol}://bucket/path")
-            )
-
-
-def _check_spelling(url: str) -> None:
-    """Refuses what would be a local directory named `s3:`, or has no bucket."""
     mistyped = _MISTYPED.match(url)
-    if mistyped:
+    if mistyped:  # else it would be a local directory named `s3:`
         chain_before, scheme, bucket_scheme, rest = mistyped.groups()
         protocol = (scheme or bucket_scheme).lower()
         place = f"/{rest}" if protocol == "file" else rest.lstrip("/")
@@ -87,12 +73,21 @@ def _check_spelling(url: str) -> None:
             "slash: give URLs as a str), or './' before it for a local directory"
         )
     for link in _links(url):
-        if link.protocol in _BUCKETS and not link.credentials and (not link.place or link.place.startswith("/")):
-            kind = "container" if link.protocol in _AZURE else "bucket"
+        if link.protocol not in _BUCKETS:
+            continue
+        kind = "container" if link.protocol in _AZURE else "bucket"
+        if not link.credentials and (not link.place or link.place.startswith("/")):
             path = link.place.lstrip("/")
             raise ConfigError(
                 f"{redact(url)!r} names no {kind}: use "
                 + repr(f"{link.protocol}://{path}" if path else f"{link.protocol}://{kind}/path")
+            )
+        names = [name for name, _ in urllib.parse.parse_qsl(link.query)]
+        if link.credentials or any(_SECRET_NAMES.search(name) for name in names):
+            raise ConfigError(
+                f"{redact(url)!r}: this URL seems to contain credentials (not shown here), which the client of "
+                f"{link.protocol}:// reads as part of the name; give them in storage_options, or in the environment "
+                f"variables of that client, and use only this URL: {link.protocol}://{kind}/path"
             )
 
 

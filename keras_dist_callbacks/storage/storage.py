@@ -330,8 +330,31 @@ class Storage:
             StorageError: The directory cannot be used; the message says why and what to do.
         """
         made = self.is_local and not os.path.exists(self.root)  # noqa: PTH110 - pathlib's raises where the name is too long
-        if not (self.is_local and self._run("write", "", lambda: self._local.probe_unnamed(self.root))):
-            _write_and_delete(self)
+        if self.is_local and self._run("write", "", lambda: self._local.probe_unnamed(self.root)):
+            return made
+        name, token = temporary_name("probe"), uuid.uuid4().bytes
+        try:
+            self.create(name, [token])
+        except TypeError as error:  # some clients look at their options only now
+            raise ConfigError(f"{self.display()}: its client does not accept the storage_options: {error}") from error
+        try:
+            with suppress(FileExistsError):
+                self.create(name, [uuid.uuid4().bytes])
+                raise StorageError(
+                    f"{self.display()}: the store overwrote an object that it was asked to create only if it did not "
+                    "exist, so two runs could destroy each other's files; use a store or a version of it that supports "
+                    "conditional writes"
+                )
+            if self.read(name) != token:
+                raise StorageError(f"{self.display()}: an object that was just written reads back differently")
+        except BaseException:
+            with suppress(OSError):
+                self.delete(name)
+            raise
+        try:
+            self.delete(name)
+        except StorageError as error:
+            warn(f"old files cannot be deleted: {error}")
         return made
 
     @property
@@ -361,34 +384,3 @@ class Storage:
             if failure is error:
                 raise
         raise failure
-
-
-def _write_and_delete(storage: Storage) -> None:
-    name, token = temporary_name("probe"), uuid.uuid4().bytes
-    try:
-        storage.create(name, [token])
-    except TypeError as error:  # some clients look at their options only now
-        raise ConfigError(f"{storage.display()}: its client does not accept the storage_options: {error}") from error
-    try:
-        _check_exclusive(storage, name)
-        if storage.read(name) != token:
-            raise StorageError(f"{storage.display()}: an object that was just written reads back differently")
-    except BaseException:
-        with suppress(OSError):
-            storage.delete(name)
-        raise
-    try:
-        storage.delete(name)
-    except StorageError as error:
-        warn(f"old files cannot be deleted: {error}")
-
-
-def _check_exclusive(storage: Storage, name: str) -> None:
-    try:
-        storage.create(name, [uuid.uuid4().bytes])
-    except FileExistsError:
-        return
-    raise StorageError(
-        f"{storage.display()}: the store overwrote an object that it was asked to create only if it did not exist, so "
-        "two runs could destroy each other's files; use a store or a version of it that supports conditional writes"
-    )
