@@ -133,7 +133,7 @@ class Cluster(Role):
         failed = [f"worker {worker}: {text}" for worker, (text, _) in reports.items()]
         if failed:
             self.sync_before_raise(tag)
-        if failure is not None:
+        if failure is not None:  # its own error says more than the list of all
             raise failure
         if failed:
             theirs = ClusterError(f"{tag} failed on " + "; ".join(failed))

@@ -142,10 +142,10 @@ class CoordinatedStop:
             if self._failure is not None:
                 raise self._failure
             here = self._passed + 1
-            if self._round.answer is None and wish is None:
+            if self._round.answer is None and wish is None:  # nobody has asked, as far as is known here: train on
                 self._passed = here
                 return None
-            if self._round.answer is None:
+            if self._round.answer is None:  # this worker asks, and offers to stop here
                 self._round.answer = here
         if wish is not None:
             self._wishes.put(wish)
@@ -156,11 +156,13 @@ class CoordinatedStop:
         self._closing.set()
         self._taken.set()
         self._wishes.put(None)
-        if not self._alone and self._cluster.is_chief:
+        if not self._alone and self._cluster.is_chief:  # the others' threads wait for a request until they are told
+            closed = self._round.number, StopRequest(_CLOSED, "", self._cluster.worker_index)
             with contextlib.suppress(RuntimeError):  # no thread can be started: the others wait for their own end
-                threading.Thread(target=self._tell_closed, args=(self._round.number,), daemon=True).start()
+                threading.Thread(target=self._announce, args=closed, daemon=True).start()
 
     def _hold(self, here: int) -> StopRequest | None:
+        """Waits at a boundary until all have answered; the request if they stop here, None if one is beyond it."""
         deadline = time.monotonic() + self._timeout
         while not self._decided.wait(_POLL_SECONDS):
             messaging.raise_if_lost()
@@ -176,7 +178,7 @@ class CoordinatedStop:
             if here < self._round.stop_at:
                 return None
             request = self._round.request
-            self._round = _Round(self._round.number + 1)
+            self._round = _Round(self._round.number + 1)  # for what is asked later, such as a stop without leaving
             self._decided.clear()
         self._taken.set()
         return request
@@ -189,8 +191,11 @@ class CoordinatedStop:
                 if all(unmet.kind != wish.kind for unmet in self._unmet):
                     self._unmet.append(wish)
                 number = self._round.number
-            with contextlib.suppress(ClusterError):  # a lost cluster shows itself at the next training step
-                messaging.publish_once(self._of(number, "request"), json.dumps(asdict(wish)).encode(), self._timeout)
+            self._announce(number, wish)
+
+    def _announce(self, number: int, request: StopRequest) -> None:
+        with contextlib.suppress(ClusterError):  # a lost cluster shows itself at the next training step
+            messaging.publish_once(self._of(number, "request"), json.dumps(asdict(request)).encode(), self._timeout)
 
     def _watch(self) -> None:
         while not self._closing.is_set():
@@ -214,7 +219,7 @@ class CoordinatedStop:
             with self._lock:
                 self._unmet = [wish for wish in self._unmet if wish.kind != request.kind]
                 again = list(self._unmet)
-            for wish in again:
+            for wish in again:  # another worker's request came first; that of this one is for the next round
                 self._wishes.put(wish)
 
     def _agree(self, number: int, request: StopRequest) -> None:
@@ -234,11 +239,6 @@ class CoordinatedStop:
         with self._lock:
             self._round.request, self._round.stop_at = request, max(answers)
         self._decided.set()
-
-    def _tell_closed(self, number: int) -> None:
-        with contextlib.suppress(ClusterError):
-            closed = StopRequest(_CLOSED, "", self._cluster.worker_index)
-            messaging.publish_once(self._of(number, "request"), json.dumps(asdict(closed)).encode(), self._timeout)
 
     def _of(self, number: int, topic: str) -> str:
         return f"{self._key}/{number}/{topic}"

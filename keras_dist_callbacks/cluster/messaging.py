@@ -196,16 +196,6 @@ def _fetch_chunk(key: str, deadline: float, give_up: Callable[[], bool]) -> str 
             return value
 
 
-def _started_or_done(run: Callable[[], None]) -> threading.Thread:
-    """Returns a thread that runs a function; where none can be started, it has been run."""
-    thread = threading.Thread(target=run, name="kdc-coordination", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        run()
-    return thread
-
-
 def call_with_timeout(operation: Callable[[], _T], timeout: float, what: str) -> _T:
     """Runs a request that may never return (a partitioned network) in a thread that can be left behind.
 
@@ -224,7 +214,11 @@ def call_with_timeout(operation: Callable[[], _T], timeout: float, what: str) ->
         except Exception as error:  # noqa: BLE001 - handed to the caller below
             failure.append(error)
 
-    thread = _started_or_done(run)
+    thread = threading.Thread(target=run, name="kdc-coordination", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # none can be started
+        run()
     deadline = time.monotonic() + timeout
     while thread.is_alive() and (left := deadline - time.monotonic()) > 0:
         thread.join(min(left, _POLL_SECONDS))

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -91,17 +91,30 @@ def end(on_loss: Callable[[], None] | None = None) -> None:
 
 def _watch(role: Role) -> None:
     """Until a worker is lost, or `monitoring` has ended."""
+    answer_seconds = messaging.heartbeat_timeout() / _FAILURES
+    look = functools.partial(coordination.get_value, KEY, int(_POLL_SECONDS * 1000))
+    sign = functools.partial(coordination.set_once, f"kdc/sign/{role.worker_index}", "")
+    jobs = [(name, len(hosts)) for name, hosts in role.jobs.items()]
     try:
         failures, fails_since = 0, 0.0
         while _is_alive():
-            began = time.monotonic()
+            began, lost = time.monotonic(), []
             try:
-                report = _was_reported()
-                lost = coordination.lost_tasks(_jobs(role)) if role.is_chief else _request_heartbeat(role)
+                # What a worker has said of itself or another. This waits for it, which is the pause of this loop.
+                report = messaging.call_with_timeout(
+                    look, _POLL_SECONDS + answer_seconds, "asking which worker is lost"
+                )
+                if role.is_chief:
+                    lost = coordination.lost_tasks(jobs)
+                else:  # of a key that nobody sets, a frozen service says as little as a live one; of this it should
+                    messaging.call_with_timeout(sign, answer_seconds, "checking that the coordination service answers")
             except Exception:  # noqa: BLE001 - whatever a service says that is slow, or ends
                 failures, fails_since = failures + 1, fails_since if failures else began
-                if _is_gone(role, failures, fails_since):
-                    return _declare(functools.partial(describe_unresponsive, role, 0))
+                # The chief's own service is never lost to it, but slow.
+                if not role.is_chief and failures >= _FAILURES:
+                    silent = time.monotonic() - fails_since >= messaging.heartbeat_timeout()
+                    if silent or has_ended(role, 0):
+                        return _declare(functools.partial(describe_unresponsive, role, 0))
                 time.sleep(_POLL_SECONDS)  # its answer may have come at once
                 continue
             failures = 0
@@ -112,13 +125,6 @@ def _watch(role: Role) -> None:
     finally:
         with shared(PeerMonitor).lock:
             _forget_this_thread()
-
-
-def _is_gone(role: Role, failures: int, since: float) -> bool:
-    """Returns whether the chief is lost; its own service is never lost to itself, but slow."""
-    if role.is_chief or failures < _FAILURES:
-        return False
-    return time.monotonic() - since >= messaging.heartbeat_timeout() or has_ended(role, 0)
 
 
 def _is_alive() -> bool:
@@ -147,27 +153,6 @@ def _declare(who: Callable[[], str | None]) -> None:
     text = who()
     if text is not None:
         messaging.mark_peer_lost(text)
-
-
-def _was_reported() -> str | None:
-    """Returns what a worker has said of itself or another, waiting a little for it."""
-    get = functools.partial(coordination.get_value, KEY, int(_POLL_SECONDS * 1000))
-    return messaging.call_with_timeout(
-        get, _POLL_SECONDS + messaging.heartbeat_timeout() / _FAILURES, "asking which worker is lost"
-    )
-
-
-def _request_heartbeat(role: Role) -> list[tuple[str, int]]:
-    """Returns if the service answers; one that is frozen leaves a request to set a key without an answer."""
-    sign = functools.partial(coordination.set_once, f"kdc/sign/{role.worker_index}", "")
-    messaging.call_with_timeout(
-        sign, messaging.heartbeat_timeout() / _FAILURES, "checking that the coordination service answers"
-    )
-    return []
-
-
-def _jobs(role: Role) -> list[tuple[str, int]]:
-    return [(name, len(hosts)) for name, hosts in role.jobs.items()]
 
 
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:([0-9]{1,5})(?![0-9])")
@@ -217,12 +202,13 @@ def describe_peer_failure(role: Role, error: BaseException) -> PeerLostError:
 @functools.cache
 def _bound_exit() -> None:
     """Once: what TensorFlow does at the process' end may wait for a peer that is cut off (measured: for a minute)."""
-    atexit.register(_exit_soon, os.getpid())
+    process = os.getpid()
 
+    def exit_soon() -> None:
+        if os.getpid() == process:  # a forked child has nothing to do with the lost peer
+            exit_process_after(_EXIT_SECONDS, RESTART_EXIT_CODE)
 
-def _exit_soon(process: int) -> None:
-    if os.getpid() == process:  # a forked child has nothing to do with the lost peer
-        exit_process_after(_EXIT_SECONDS, RESTART_EXIT_CODE)
+    atexit.register(exit_soon)
 
 
 def describe_if_peer_failure(error: Exception) -> Exception:
@@ -273,25 +259,24 @@ def has_ended(role: Role, worker: int) -> bool:
 
 
 def _who(role: Role, text: str) -> str:
+    """Who is lost and why, of an error of TensorFlow's or what another worker has said."""
     farewell = _FAREWELL.search(text)
     if farewell is not None and int(farewell[1]) < role.num_workers:
         return f"{_named(role, int(farewell[1]))} reported that it ended with {farewell[2]}"
     reported = {worker for job, index in _TASK.findall(text) if (worker := _worker(role, job, int(index))) is not None}
     reported.discard(role.worker_index)
     states = _states(role, [worker for worker in range(role.num_workers) if worker != role.worker_index])
-    if reported and not any(states[worker] for worker in reported) and _is_cut_off_from_chief(role, states):
-        reported = set()  # a worker that ended its step for the same reason is named, and the chief is not
+    # Where all that are named still listen, it may be the chief that is lost: who is cut off from it ends its step, and
+    # is named, and the chief is not. Only a chief that still listens can be cut off; one that has ended may have done
+    # so because of the worker that is named.
+    if reported and not any(states[worker] for worker in reported) and states.get(0, _ENDED) != _ENDED:
+        reported = reported if _service_answers(role) else set()
     lost = [f"{_named(role, worker)} {states[worker] or _SILENT}" for worker in reported]
     lost = lost or [f"{_named(role, worker)} {state}" for worker, state in states.items() if state]
     if not lost and not _service_answers(role):
         return describe_unresponsive(role, 0)
     first = text.partition("\n")[0][:_LONGEST_REASON]
     return "; ".join(lost) or f"another worker seems to be lost, or something else is not available ({first})"
-
-
-def _is_cut_off_from_chief(role: Role, states: Mapping[int, str]) -> bool:
-    """A chief that has ended may have done so because of the worker that is named; this one cannot."""
-    return states.get(0, _ENDED) != _ENDED and not _service_answers(role)
 
 
 def _service_answers(role: Role) -> bool:

@@ -38,21 +38,16 @@ class HangWatch:
         before, self._last = self._last, report
         self._waited += seconds
         if before is None or (before.entries, before.step) != (report.entries, report.step):
-            self._note_end(before)
+            if before is not None:  # its phase, or its step, is over
+                self._longest[before.phase] = max(self._waited, self._longest.get(before.phase, 0.0))
+                self._steps += before.phase is Phase.STEP
             self._waited = 0.0
             return None
-        limit = self._limit(report)
-        return limit if limit is not None and self._waited > limit else None
-
-    def _note_end(self, phase: ProgressReport | None) -> None:
-        if phase is not None:
-            self._longest[phase.phase] = max(self._waited, self._longest.get(phase.phase, 0.0))
-            self._steps += phase.phase is Phase.STEP
-
-    def _limit(self, report: ProgressReport) -> float | None:
         if report.phase is Phase.OUTSIDE:
             return None
-        if self._timeout != "auto":
-            return self._timeout
-        seen = self._steps if report.phase is Phase.STEP else report.entries[report.phase] - 1
-        return max(_LEAST_SECONDS, _TIMES * self._longest.get(report.phase, 0.0)) if seen >= _SEEN else None
+        limit = self._timeout
+        if limit == "auto":
+            seen = self._steps if report.phase is Phase.STEP else report.entries[report.phase] - 1
+            longest = self._longest.get(report.phase, 0.0)
+            limit = max(_LEAST_SECONDS, _TIMES * longest) if seen >= _SEEN else None
+        return limit if limit is not None and self._waited > limit else None

@@ -139,7 +139,7 @@ class Launcher:
 
     def _decide(self, run: _Attempt) -> Decision:
         failure, asked = run.failure, self._asked
-        if asked is not None and (failure is None or not run.failed_before_signal):
+        if asked is not None and (failure is None or not run.failed_before_signal):  # a failure follows from the signal
             return self._after_signal(asked, run.ends)
         if failure is None:
             return Decision(None)
@@ -165,11 +165,15 @@ class Launcher:
                 self._start(run, attempt)
             while run.running:
                 self._handle_events(self._patience(run))
-                self._collect_polled(run)
+                for worker in [worker for worker in run.running if worker.process.end_descriptor is None]:
+                    self._collect(run, worker)  # of others, an event has reported the end
                 self._pass_signals_on(run)
                 self._prepare_spares(run)
                 self._look_for_hangs(run)
-                self._kill_late(run)
+                now = time.monotonic()
+                for worker in run.running:
+                    if any(limit is not None and now >= limit for limit in (run.kill_at, worker.kill_at)):
+                        worker.process.send(signal.SIGKILL)
         finally:
             for worker in run.running:
                 worker.process.end()
@@ -237,10 +241,6 @@ class Launcher:
             for other in run.running:
                 other.process.send(signal.SIGTERM)
 
-    def _collect_polled(self, run: _Attempt) -> None:
-        for worker in [worker for worker in run.running if worker.process.end_descriptor is None]:
-            self._collect(run, worker)
-
     def _patience(self, run: _Attempt) -> float:
         """Seconds until there is something to do in any case."""
         if any(worker.process.end_descriptor is None for worker in run.running):
@@ -259,12 +259,6 @@ class Launcher:
                 worker.kill_at = now + _ABORT_SECONDS
                 _say(f"worker {worker.index} {worker.hang}: SIGABRT makes it print all stacks")
                 worker.process.send(signal.SIGABRT)
-
-    def _kill_late(self, run: _Attempt) -> None:
-        now = time.monotonic()
-        for worker in run.running:
-            if any(limit is not None and now >= limit for limit in (run.kill_at, worker.kill_at)):
-                worker.process.send(signal.SIGKILL)
 
     # --- signals
 

@@ -102,31 +102,23 @@ def require_program(program: str, *, is_module: bool) -> None:
     Raises:
         ProgramNotFoundError: It does not.
     """
-    if is_module:
-        _require_module(program)
-    else:
-        _require_script(program)
-
-
-def _require_script(path: str) -> None:
-    if not Path(path).exists():
-        raise ProgramNotFoundError(f"{path}: script not found; a module is run with -m MODULE")
-    if Path(path).is_dir() and not (Path(path) / "__main__.py").exists():
-        raise ProgramNotFoundError(f"{path} is a directory without a __main__.py: give the path of a script")
-
-
-def _require_module(name: str) -> None:
+    if not is_module:
+        if not Path(program).exists():
+            raise ProgramNotFoundError(f"{program}: script not found; a module is run with -m MODULE")
+        if Path(program).is_dir() and not (Path(program) / "__main__.py").exists():
+            raise ProgramNotFoundError(f"{program} is a directory without a __main__.py: give the path of a script")
+        return
     hint = "run a script with `kdc run PATH`"
-    if name.endswith(".py") or not all(name.split(".")):
-        raise ProgramNotFoundError(f"{name!r} is not the name of a module; {hint}")
-    missing = f"no module is named {name!r}"
+    if program.endswith(".py") or not all(program.split(".")):
+        raise ProgramNotFoundError(f"{program!r} is not the name of a module; {hint}")
+    missing = f"no module is named {program!r}"
     try:
-        spec = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(program)
         if spec is not None and spec.submodule_search_locations is not None:
-            missing = f"{name!r} is a package without a __main__ module"
-            spec = importlib.util.find_spec(f"{name}.__main__")
+            missing = f"{program!r} is a package without a __main__ module"
+            spec = importlib.util.find_spec(f"{program}.__main__")
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+        if error.name is None or not f"{program}.".startswith(f"{error.name}."):
             raise  # what a package on the way imports
         spec = None
     if spec is None:

@@ -99,8 +99,10 @@ class RestartPolicy:
             stop_at: When training stops because its time is over, in seconds since 1970; None for no limit.
         """
         if newest == NO_BACKUP:  # such as deleted at the end of fit(): what the next run saves is new
-            self._newest = newest
-            self._count_lost((first.report.fit, first.report.step or 0))
+            # Ends at one place that lost all are counted: backups in between are no progress, they lead there again.
+            self._newest, place = newest, (first.report.fit, first.report.step or 0)
+            self._times_lost = self._times_lost + 1 if place == self._lost_at else 1
+            self._lost_at = place
         elif newest is not None and newest > self._newest:
             self._newest, self._in_a_row = newest, 0
         if not (self._on_error or first.is_worth_a_restart):
@@ -118,11 +120,6 @@ class RestartPolicy:
         if stop_at is not None and time.time() + delay >= stop_at:
             return Decision(None, RESTART_EXIT_CODE, "its time is over, so there is no restart: start the job again")
         return Decision(delay)
-
-    def _count_lost(self, place: tuple[int, int]) -> None:
-        """Counts ends at one place that lost all: backups in between are no progress, they lead there again."""
-        self._times_lost = self._times_lost + 1 if place == self._lost_at else 1
-        self._lost_at = place
 
 
 def code_after_signal(number: signal.Signals, ends: list[WorkerEnd]) -> int:

@@ -145,7 +145,13 @@ class SignalListener:
             deadly = handler == signal.SIG_DFL
             if signal.getsignal(number) == self._handle and not (deadly and keep_defaults):
                 signal.signal(number, handler)
-        self._give_wakeup_back()
+        if self._wakeup is not None:
+            watches = reversed(shared(_Listeners).installed)
+            outer = next((watch._wakeup for watch in watches if watch._wakeup is not None), -1)
+            current = signal.set_wakeup_fd(outer, warn_on_full_buffer=False)
+            if current != self._wakeup:  # other code has put in its own since, such as an event loop
+                signal.set_wakeup_fd(current)
+            self._wakeup = None
         (_, writing), self._pipe = self._pipe, None
         os.write(writing, bytes([_END]))
         os.close(writing)
@@ -156,17 +162,6 @@ class SignalListener:
         """What handles a signal once this watch is removed: an outer watch, the user's handler, or the default."""
         handler = _without(self._previous[number], number, keep=shared(_Listeners).installed)
         return signal.SIG_DFL if handler is None else handler
-
-    def _give_wakeup_back(self) -> None:
-        if self._wakeup is None:
-            return
-        outer = next(
-            (watch._wakeup for watch in reversed(shared(_Listeners).installed) if watch._wakeup is not None), -1
-        )
-        current = signal.set_wakeup_fd(outer, warn_on_full_buffer=False)
-        if current != self._wakeup:
-            signal.set_wakeup_fd(current)
-        self._wakeup = None
 
     def _handle(self, number: int, frame: types.FrameType | None) -> None:
         if self._pipe is not None:

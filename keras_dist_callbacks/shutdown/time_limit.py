@@ -49,7 +49,9 @@ class TimeLimit:
         Raises:
             ConfigError: The start of the job in the environment is not a time.
         """
-        end, name = _job_start(environ) + limit.total_seconds(), f"the time limit of {limit}"
+        text = environ.get(JOB_STARTED, "").strip()
+        began = float(validation.check(JOB_STARTED, text, _SinceEpoch, strict=False)) if text else process_start()
+        end, name = began + limit.total_seconds(), f"the time limit of {limit}"
         of_slurm = slurm_job_end(environ)
         if of_slurm is not None and of_slurm < end:
             end, name = of_slurm, "the end of the Slurm job"
@@ -65,10 +67,3 @@ class TimeLimit:
         stop_at = self.end - self.grace_period - self.seconds_to_save()
         progress_file().stop_at(stop_at)
         return time.time() >= stop_at
-
-
-def _job_start(environ: Mapping[str, str]) -> float:
-    text = environ.get(JOB_STARTED, "").strip()
-    if not text:
-        return process_start()
-    return float(validation.check(JOB_STARTED, text, _SinceEpoch, strict=False))
