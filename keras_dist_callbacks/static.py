@@ -78,10 +78,17 @@ def attribute(value: Any, name: str, default: Any = None) -> Any:
     return default if found is _ABSENT or isinstance(found, property | functools.cached_property) else found
 
 
-def line_of(function: Any) -> str:
-    """Returns where a function begins, such as `train.py:12`; empty of what has no code in Python."""
+def place_in_script(function: Any) -> list[str]:
+    """Returns by what users find a function: its name or that of its class, and the line where its code begins.
+
+    A lambda has no name but its line, such as `train.py:12`; an object that is called, and what is not written in
+    Python, have no line.
+    """
     code = attribute(function, "__code__")
-    return "" if code is None else f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+    if code is None:
+        return [attribute(function, "__name__") or class_of(function).__name__]
+    line = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+    return [line] if code.co_name == "<lambda>" else [code.co_name, line]
 
 
 def instance_dict(value: Any) -> dict[str, Any]:

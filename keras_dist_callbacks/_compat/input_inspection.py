@@ -128,9 +128,7 @@ def _python(stages: list[Any], dataset: Any) -> Iterator[PythonCode]:
     found = [stage for stage in stages if any(part.python for part in pipeline.function_operations(stage))]
     if not found:
         return
-    generator = "FlatMap" in type(found[0]).__name__ and "Generator" in "".join(pipeline.function_stages(found[0]))
-    name = "Dataset.from_generator" if generator else "a function in Dataset.map"
-    is_ahead = True
+    name, is_ahead = f"the Python code in {pipeline.call_of(found[0])}", True
     if len(found) > 1:  # each may be read by a thread of its own
         name += " and of other stages (perhaps in parallel)"
     elif _is_parallel(found[0]):
@@ -148,10 +146,11 @@ def _loose_orders(dataset: Any, stages: list[Any]) -> Iterator[tuple[str, ...]]:
     for stage in stages:
         found = pipeline.orders(stage, loose=loose)
         if found is None:
-            yield "loose-order-unread", _public_name(stage)
+            yield "loose-order-unread", pipeline.call_of(stage)
         for op, is_fixed in found or ():
             if not is_fixed:
-                yield "loose-order", _call(op)
+                is_own = pipeline.method_of(op) == pipeline.method_of(pipeline.kind_of(stage))
+                yield "loose-order", pipeline.call_of(stage) if is_own else pipeline.method_of(op)
 
 
 def _shared_draws(stages: list[Any]) -> Iterator[tuple[str, ...]]:
@@ -161,7 +160,7 @@ def _shared_draws(stages: list[Any]) -> Iterator[tuple[str, ...]]:
         for found in pipeline.function_operations(stage):
             if found.random or found.writes:
                 what = found.random[0] if found.random else "a random layer or a variable"
-                yield "parallel-draws", _public_name(stage), what
+                yield "parallel-draws", pipeline.call_of(stage), what
 
 
 def _races(dataset: Any, stages: list[Any], variables: list[graphs.Resource]) -> Iterator[tuple[str, ...]]:
@@ -183,7 +182,7 @@ def _early_ends(dataset: Any) -> Iterator[tuple[str, ...]]:
     late = pipeline.mid_pass_draw_paths(dataset)
     for end, stage in pipeline.early_termination_paths(dataset):
         if any(place[: len(path)] == path and path[: len(end)] == end for place in late for path in ahead):
-            yield "early-end", _public_name(stage)
+            yield "early-end", pipeline.call_of(stage)
 
 
 def _services(stages: list[Any]) -> Iterator[tuple[str, ...]]:
@@ -218,18 +217,6 @@ def _is_parallel(stage: Any) -> bool:
 def _options_say_loose(dataset: Any) -> bool:
     options = dataset.options() if hasattr(dataset, "options") else None
     return options is not None and options.deterministic is False
-
-
-def _public_name(stage: Any) -> str:
-    return _call(pipeline.kind_of(stage))
-
-
-def _call(operation: str) -> str:
-    """How users call what makes a stage, or an operation of the graph."""
-    name = operation.rstrip("V1234").removesuffix("Dataset")
-    if name == "ParseExample":
-        return "parse_example_dataset"
-    return f"Dataset.{name.removeprefix('Legacy').removeprefix('Parallel').lower()}"
 
 
 _LEFT_OUT = {"_name", "_metadata", "_use_inter_op_parallelism", "_preserve_cardinality", "_force_synchronous"}
@@ -269,7 +256,7 @@ def _facts_of_files_of_passes(fit: RunningFit) -> dict[str, str]:
     found = pipeline.shared_before_files([dataset for dataset in read if hasattr(dataset, "_inputs")])
     words = {True: "complete", False: "not complete"}
     return {
-        f"input/{_public_name(stage)} number {number}/{input_values.FILES_OF_PASSES}": words[
+        f"input/{pipeline.method_of(pipeline.kind_of(stage))} number {number}/{input_values.FILES_OF_PASSES}": words[
             pipeline.is_kept_whole(stage)
         ]
         for number, stage in enumerate(found, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -271,8 +272,12 @@ def _draws(stage: Any) -> bool:
 
 def python_functions(dataset: Any) -> list[Any]:
     """Returns the Python functions that the stages were given, such as that of `map`."""
-    found = [getattr(f, "_func", None) for stage in stages(original(dataset)) for f in _functions(stage)]
-    return list({id(f): f for f in found if callable(f)}.values())
+    found = [function for stage in stages(original(dataset)) for function in _python_functions(stage)]
+    return list({id(function): function for function in found}.values())
+
+
+def _python_functions(stage: Any) -> list[Any]:
+    return [f._func for f in _functions(stage) if callable(getattr(f, "_func", None))]
 
 
 def _captures_datasets(stage: Any) -> bool:
@@ -404,6 +409,38 @@ def orders(stage: Any, *, loose: bool) -> list[tuple[str, bool]] | None:
 def kind_of(stage: Any) -> str:
     """Returns the name of a stage's class without what all of them have in common."""
     return type(stage).__name__.strip("_").rstrip("V12").removesuffix("Dataset")
+
+
+_CALLS = {
+    "TensorSlice": "Dataset.from_tensor_slices",
+    "Tensor": "Dataset.from_tensors",
+    "DenseToRagged": "Dataset.ragged_batch",
+    "ParseExample": "parse_example_dataset",
+    **{kind: f"{kind}Dataset" for kind in ("TFRecord", "TextLine", "FixedLengthRecord", "Csv")},
+}
+_SIZES = {"Shuffle": "_buffer_size", "Batch": "_batch_size", "Take": "_count", "Skip": "_count", "Repeat": "_count"}
+
+
+def method_of(kind: str) -> str:
+    """Returns what users call to make a stage, or an operation of a graph, of this kind, such as `Dataset.flat_map`."""
+    kind = kind.rstrip("V1234").removesuffix("Dataset").removeprefix("Legacy").removeprefix("Parallel")
+    return _CALLS.get(kind) or f"Dataset.{re.sub('(?<=[a-z])(?=[A-Z])', '_', kind).lower()}"
+
+
+def call_of(stage: Any) -> str:
+    """Returns a stage as users wrote it, as far as it tells, such as `Dataset.shuffle(100)`.
+
+    TensorFlow keeps no line of a call, but that of a function: `Dataset.map(augment, train.py:12)`.
+    """
+    import tensorflow as tf
+
+    kind = kind_of(stage)
+    if kind == "FlatMap" and any("Generator" in op for op in function_stages(stage)):
+        return "Dataset.from_generator"
+    given = _python_functions(stage)
+    size = tf.get_static_value(getattr(stage, _SIZES.get(kind, ""), None))
+    arguments = static.place_in_script(given[0]) if given else [] if size is None or size < 0 else [str(size)]
+    return f"{method_of(kind)}({', '.join(arguments)})" if arguments else method_of(kind)
 
 
 def _orders_in_graph(stage: Any) -> list[tuple[str, str]] | None:

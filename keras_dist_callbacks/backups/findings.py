@@ -81,13 +81,9 @@ _NOT_KNOWN = Row(
 )
 
 _SAME_DATA = "give fit() the same data"
+_BACKUP_BEFORE = "to resume from the backup before, delete the newest file of commits/"
 _GIVE_STATE = "give the callback get_state and set_state to save it"
-_INPUT_ADVICE = (
-    "if this holds, wrap the input in kdc.advanced.stateless_input; otherwise give fit() an input with get_state and "
-    "set_state, without steps_per_epoch or cache()"
-)
-_NO_STATE = "{0} keeps no state of its own, reads nothing that training changes, and "
-_SAME_BATCHES = "{0} gives the same batches when an interrupted epoch is read again: "
+_ASSERTED = "kdc.advanced.stateless_input asserts that"
 _READ_BEFORE = "the {subject} were read before fit() as often as in the interrupted run, which was not compared "
 _OWN_LOOP = (
     "your loop changes nothing but what the Checkpointer was given, and draws nothing by TensorFlow's stateful random "
@@ -125,9 +121,9 @@ CATALOG: Mapping[str, Row] = {
     "switch": Row("lost", "training has changed {0}, which is not restored"),
     "unordered-sums": Row(
         "unknown",
-        "TensorFlow adds in the same order in each run, which only "
-        "tf.config.experimental.enable_op_determinism() guarantees ({items})",
-        item="{0}",
+        "TensorFlow adds in the same order in each run: {items}",
+        "tf.config.experimental.enable_op_determinism() guarantees that",
+        "{0}",
     ),
     # --- variables
     "variables-not-saved": Row(
@@ -183,10 +179,12 @@ CATALOG: Mapping[str, Row] = {
     # --- callbacks and the user's own objects
     "missed-hooks": Row(
         "lost",
-        "an exception in a callback ended the interrupted run: {items} missed a hook of its last batch, or would get a "
-        "hook of the next batch twice",
-        "to continue from the backup before, delete the newest file of commits/",
-        item="{0}",
+        "an exception in a callback ended the interrupted run, so that {items} is left out, or called twice",
+        _BACKUP_BEFORE,
+        "{0}",
+    ),
+    "cut-hooks": Row(
+        "unknown", "training does not depend on what an exception cut off in {items}", _BACKUP_BEFORE, "{0}"
     ),
     "callback-new": Row("lost", "the callback {0} was not in the interrupted run; it starts without saved state"),
     "callback-gone": Row("lost", "the callback {0} of the interrupted run is not in the list now"),
@@ -307,15 +305,15 @@ CATALOG: Mapping[str, Row] = {
     # --- the input: what two runs read differently
     "loose-order": Row(
         "lost",
-        "the input's {0} with deterministic=False yields its elements in an order that differs from run to run",
+        "{0} with deterministic=False yields its elements in an order that differs from run to run",
         "remove deterministic=False",
         in_each_run=True,
     ),
-    "loose-order-unread": Row("unknown", "the input's {0} was not given deterministic=False (its data are too large)"),
+    "loose-order-unread": Row("unknown", "{0} was not given deterministic=False (its data are too large)"),
     "parallel-draws": Row(
         "lost",
-        "parallel calls of the input's {0} share a random state ({1}), so that two runs draw different numbers",
-        "remove its num_parallel_calls, or call tf.config.experimental.enable_op_determinism()",
+        "the parallel calls of {0} draw from one random state ({1}), so that two runs draw different numbers",
+        "leave out its num_parallel_calls, or begin the script with tf.config.experimental.enable_op_determinism()",
         in_each_run=True,
     ),
     "racing-parts": Row(
@@ -326,7 +324,7 @@ CATALOG: Mapping[str, Row] = {
     ),
     "early-end": Row(
         "lost",
-        "the input's {0} ends a pass while the stages before it already draw the next order, so that two runs differ",
+        "{0} ends a pass while the stages before it already draw the next order, so that two runs differ",
         "move it before the stage that repeats or joins shuffled data, or add prefetch after it",
         in_each_run=True,
     ),
@@ -413,9 +411,14 @@ CATALOG: Mapping[str, Row] = {
         f"not complete now, so that {_OTHER_DRAWS}",
         "put them back, or give each stage its own random layer or SeedGenerator",
     ),
-    "input-code": Row("unknown", f"{_NO_STATE}shares no random state with callbacks ({_INPUT_ADVICE})"),
-    "input-code-ahead": Row("unknown", f"{_NO_STATE}draws from no global random state ({_INPUT_ADVICE})"),
-    "batches-again": Row("unknown", f"{_SAME_BATCHES}{{1}} ({_INPUT_ADVICE})"),
+    "input-code": Row("unknown", "{0} keeps no state of its own, and shares none with training", _ASSERTED),
+    # Of what runs ahead, it is not known how many numbers it has drawn.
+    "input-code-ahead": Row(
+        "unknown", "{0} keeps no state, global random states included, and shares none with training", _ASSERTED
+    ),
+    "batches-again": Row(
+        "unknown", "{0} gives the same batches when an interrupted epoch is read again: {1}", _ASSERTED
+    ),
     "writer-of-input": Row("unknown", "within an epoch, {subject} does not change what the PyDataset reads"),
     "writer-of-position": Row("unknown", "{subject} does not change what the input's get_state returns"),
     "table-read": Row("unknown", "the input does not read `{0}` of {subject}"),
@@ -430,8 +433,8 @@ CATALOG: Mapping[str, Row] = {
     ),
     "first-pass": Row(
         "lost",
-        "the {subject} in this run begin at another pass, or with another seed, than in the interrupted run: were they "
-        "read before fit() in one of the runs only?",
+        "the {subject} begin at another pass, or with another seed, than in the interrupted run, as after reading them "
+        "before fit() in one of the two runs",
         "read them as often as then, or build the dataset again before fit()",
     ),
     "first-pass-hidden": Row("unknown", _READ_BEFORE + "(under a strategy, iterators do not show their seeds)"),
@@ -477,19 +480,18 @@ CATALOG: Mapping[str, Row] = {
     "loop-unseeded": Row("unknown", _OWN_LOOP + ", for which no global seed was set"),
     "loop-batches": Row(
         "unknown",
-        "your loop gives each step the same batch as before: it did not take its batches from Checkpointer.batches() "
-        "or Checkpointer.iterator()",
+        "your loop gives each step the same batch as before",
+        "Checkpointer.batches() and Checkpointer.iterator() do",
     ),
     "loop-begins": Row(
         "unknown",
-        "your loop begins the interrupted epoch at checkpointer.batch, after the steps that were trained, and neither "
-        "draws random numbers nor changes anything before",
-        "take its steps from Checkpointer.batches(), which sees to both",
+        "your loop begins the interrupted epoch at checkpointer.batch, and neither draws nor changes anything before",
+        "Checkpointer.batches() sees to both",
     ),
     "loop-uncounted": Row(
         "unknown",
-        "your loop itself resumes at the right batch: it did not call Checkpointer.step() after the batches that it "
-        "trained",
+        "your loop itself resumes at the right batch",
+        "with Checkpointer.step() after each batch it is known",
     ),
     "loop-twice": Row(
         "lost",
@@ -547,14 +549,14 @@ def _sentence(together: list[Finding]) -> str:
     first = together[0]
     row = first.row
     items = list(dict.fromkeys(_filled(row.item, one) for one in together)) if row.item else []
-    text = _filled(row.sentence, first, ", ".join(first_few(items)))
-    if row.advice:
-        text += f"; {_filled(row.advice, first)}"
+    text, advice = _filled(row.sentence, first, ", ".join(first_few(items))), _filled(row.advice, first)
     if first.carried_from == FINISHED:
         return f"nothing depends on what the earlier fit(), which is finished, could not save ({text})"
     if first.carried_from:
         return f"the resume at {_bounded(first.carried_from)}, which was not exact, made no difference: {text}"
-    return text
+    if not advice:
+        return text
+    return f"{text} ({advice})" if row.effect == "unknown" else f"{text}; {advice}"
 
 
 def _filled(template: str, finding: Finding, items: str = "") -> str:

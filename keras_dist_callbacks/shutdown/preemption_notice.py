@@ -34,13 +34,7 @@ class Notice:
     def of(cls, source: str | os.PathLike[str] | Callable[[], bool]) -> Notice:
         """A path that appears, or a function that returns True."""
         if callable(source):
-            name = getattr(source, "__name__", type(source).__name__)
-            line = static.line_of(source)
-            if name == "<lambda>":
-                name = f"in {line}"
-            elif line:
-                name += f" ({line})"
-            return cls(f"the notice {name}", source)
+            return cls(f"the notice {', '.join(static.place_in_script(source))}", source)
         path = Path(source)
         return cls(f"the file {path}", path.exists)
 

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import keras
-
 from keras_dist_callbacks._compat import building, keras_callbacks, rng, variables
 from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks._compat.fit_hooks import control
-from keras_dist_callbacks.backups.findings import sentences
+from keras_dist_callbacks.backups.findings import Finding, sentences
 from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.backups.snapshot import JSON, Snapshot, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -29,40 +27,14 @@ from keras_dist_callbacks.progress_file import Phase, progress_file
 from keras_dist_callbacks.shutdown.controller import STOPPED, ShutdownController
 from keras_dist_callbacks.terminal import warn
 from keras_dist_callbacks.training import resume_mode
-from keras_dist_callbacks.training.callback_state import may_keep_state
 from keras_dist_callbacks.training.captured_variables import NotBuiltError, build
 from keras_dist_callbacks.training.fit_restore import FitRestore, Mode, Resume, is_built_later
+from keras_dist_callbacks.training.missed_hooks import missed_hooks
 from keras_dist_callbacks.training.restored import agree_on_all, carried, describe_fit, require
 from keras_dist_callbacks.training.snapshots import FitState, Progress, take
 from keras_dist_callbacks.training.training_objects import require_fit
 from keras_dist_callbacks.training.untracked_state import UntrackedState
 from keras_dist_callbacks.training.user_state.state import UserState
-
-_BEGIN, _END = ("on_train_batch_begin", "on_batch_begin"), ("on_train_batch_end", "on_batch_end")
-
-
-def missed_hooks(error: BaseException, callbacks: Sequence[Any]) -> list[str]:
-    """Returns names of callbacks with a state that got a batch's begin, or not its end, before an exception.
-
-    Args:
-        error: It came out of a callback's hook around a batch, or from elsewhere.
-        callbacks: All of the fit, in their order.
-    """
-    trace = error.__traceback__
-    while trace is not None:
-        local, hook = trace.tb_frame.f_locals, trace.tb_frame.f_code.co_name.lstrip("_")
-        if isinstance(local.get("self"), keras.callbacks.CallbackList) and hook in (*_BEGIN, *_END):
-            place = next((n for n, callback in enumerate(callbacks) if callback is local.get("callback")), None)
-            if place is not None:
-                hooks, found = (_BEGIN, callbacks[: place + 1]) if hook in _BEGIN else (_END, callbacks[place:])
-                return [type(c).__name__ for c in found if may_keep_state(c) and _has_own(c, hooks)]
-        trace = trace.tb_next
-    return []
-
-
-def _has_own(callback: Any, hooks: tuple[str, str]) -> bool:
-    base = keras.callbacks.Callback
-    return any(getattr(type(callback), hook, None) is not getattr(base, hook) for hook in hooks)
 
 
 @dataclass(frozen=True)
@@ -409,7 +381,7 @@ class FitSession:
         fit, given = self._this_fit, self._state.untracked.facts.digest
         return f"{given} {self._description['seed']} {fit['initial_epoch']} {fit['epochs']}"
 
-    def _capture(self, kind: Any, missed: Sequence[str] = ()) -> Snapshot:
+    def _capture(self, kind: Any, missed: Sequence[Finding] = ()) -> Snapshot:
         with gc_paused():
             self._this_fit["repeats"] = self._runs.given[self._given]
             return take(self._state, kind, missed, is_chief=self._cluster.is_chief)

@@ -120,13 +120,13 @@ class FitState:
     runs: RunsIn
 
 
-def take(state: FitState, kind: Any, missed: Sequence[str], *, is_chief: bool) -> Snapshot:
+def take(state: FitState, kind: Any, missed: Sequence[Finding], *, is_chief: bool) -> Snapshot:
     """Returns a snapshot of this worker.
 
     Args:
         state: The fit's.
         kind: `"within"` an epoch, `"between"` two, or at the `"end"`.
-        missed: Callbacks that did not hear of the last batch, because of an exception.
+        missed: What callbacks did not do around the last batch, because of an exception.
         is_chief: Whether this worker saves the model's architecture too.
     """
     fit, progress = state.fit, state.progress
@@ -142,8 +142,7 @@ def take(state: FitState, kind: Any, missed: Sequence[str], *, is_chief: bool) -
     if progress.shares_input is not None:
         topics["shares_input"] = progress.shares_input
     if missed:
-        hooks = [Finding("missed-hooks", detail=(name,)) for name in missed]
-        topics[f"{findings.SAVED}callbacks"] = findings.to_json(hooks)
+        topics[f"{findings.SAVED}callbacks"] = findings.to_json(missed)
     logs: dict[str, SharedTensor] = {}
     if kind == "within":
         topics["rng_at_epoch"] = progress.rng_at_epoch

@@ -146,7 +146,7 @@ def test_a_py_dataset_that_several_threads_or_processes_read_is_named_so(options
 def test_python_functions_that_may_run_in_parallel_are_named_so() -> None:
     call = lambda v: tf.numpy_function(lambda a: a, [v], tf.int64)  # noqa: E731
     rows = tf.data.Dataset.range(4)
-    name = "a function in Dataset.map"
+    name = f"the Python code in Dataset.map(test_input_inspection.py:{call.__code__.co_firstlineno})"
     for made, expected, is_ahead in (
         (rows.map(call), name, False),
         (rows.map(call, num_parallel_calls=2), f"{name} (called in parallel)", True),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_dist_callbacks._compat.pipeline import reads_past_last_element
+from keras_dist_callbacks._compat.pipeline import call_of, reads_past_last_element
 
 Behind = Callable[[Any], Any]
 BATCHES = 9
@@ -90,3 +91,27 @@ def test_a_cache_is_complete_where_its_end_is_read(name: str, chosen: str) -> No
     expected = reads_past_last_element(cached())
     pauses = (0.05, 1.0, 10.0) if expected else (0.05,)  # on a busy machine a thread may need long to get there
     assert any(map(is_whole, pauses)) == expected
+
+
+FILE = Path(__file__).name
+ALWAYS = lambda value: value >= 0  # noqa: E731
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "Dataset.shuffle(5)": lambda d: d.shuffle(5),
+    "Dataset.repeat": lambda d: d.repeat(),
+    "Dataset.repeat(2)": lambda d: d.repeat(2),
+    "Dataset.prefetch": lambda d: d.prefetch(tf.data.AUTOTUNE),
+    "Dataset.padded_batch": lambda d: d.padded_batch(2),
+    f"Dataset.map(double, {FILE}:{double.__code__.co_firstlineno})": lambda d: d.map(double, num_parallel_calls=2),
+    f"Dataset.flat_map(each, {FILE}:{each.__code__.co_firstlineno})": lambda d: d.flat_map(each),
+    f"Dataset.filter({FILE}:{ALWAYS.__code__.co_firstlineno})": lambda d: d.filter(ALWAYS),
+    "Dataset.from_tensor_slices": lambda d: tf.data.Dataset.from_tensor_slices([1]),
+    "Dataset.from_generator": lambda d: tf.data.Dataset.from_generator(
+        lambda: iter([1]), output_signature=tf.TensorSpec((), tf.int32)
+    ),
+    "TFRecordDataset": lambda d: tf.data.TFRecordDataset([]),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_stage_is_called_as_the_script_wrote_it(call: str) -> None:
+    assert call_of(CALLS[call](tf.data.Dataset.range(4))) == call

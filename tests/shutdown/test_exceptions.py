@@ -6,9 +6,9 @@ import _thread
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import pytest
@@ -62,12 +62,72 @@ def test_an_exception_between_two_steps_is_saved(tmp_path: Path, reference: kera
     assert restored.verdict == "exact"
 
 
+class Looks(keras.callbacks.Callback):
+    """Has a hook that calls something, and assigns to nothing."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        sorted(logs)
+
+
+class Raises(keras.callbacks.Callback):
+    """Nobody has said that it keeps no state."""
+
+    def __init__(self, when: tuple[int, int]) -> None:
+        super().__init__()
+        self.when = when
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if (len(self.model.history.epoch), batch) == self.when:
+            fail()
+
+
+def a_lambda() -> keras.callbacks.Callback:
+    return keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: len(logs))
+
+
+def stateless(when: tuple[int, int]) -> ActionAt:
+    return ActionAt("on_train_batch_end", when, fail)
+
+
+class Missed(NamedTuple):
+    """What callbacks before and after the one that raises make of a resume, and which of them are named."""
+
+    verdict: str
+    code: str = ""
+    named: str = ""
+    before: Callable[[], Any] | None = None
+    raises: Callable[[tuple[int, int]], Any] = stateless
+    after: Callable[[], Any] | None = None
+
+
+MISSED = {
+    "the progress bar": Missed("exact", after=keras.callbacks.ProgbarLogger),
+    "one that counts, before": Missed("exact", before=Remembers),
+    "one that counts": Missed("not exact", "missed-hooks", "Remembers", after=Remembers),
+    "one that only looks": Missed("exact if", "cut-hooks", "Looks", after=Looks),
+    "a lambda": Missed("exact if", "cut-hooks", "LambdaCallback", after=a_lambda),
+    "the one that raises": Missed("exact if", "cut-hooks", "Raises", raises=Raises),
+}
+
+
+@pytest.mark.in_gate(3)
+@pytest.mark.parametrize("name", MISSED)
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
-def test_a_callback_that_an_exception_kept_from_hearing_is_named(tmp_path: Path, reference: keras.Model) -> None:
+def test_what_an_exception_in_a_callback_cut_off_is_named_where_it_may_matter(
+    tmp_path: Path, reference: keras.Model, name: str
+) -> None:
+    missed = MISSED[name]
+
+    def callbacks(when: tuple[int, int]) -> list[Any]:
+        before, after = ([make()] if make else [] for make in (missed.before, missed.after))
+        return [*before, missed.raises(when), *after]
+
     with pytest.raises(tiny.Stop):
-        fit(tmp_path, ActionAt("on_train_batch_end", (1, 2), fail), Remembers(), save_freq=False)
-    after = resume_and_compare(tmp_path, reference, ActionAt("on_epoch_end", (9, 0), fail), Remembers()).restored
-    assert any("Remembers missed a hook of its last batch" in note for note in after.notes)
+        fit(tmp_path, *callbacks((1, 2)), save_freq=False)
+    restored = resume_and_compare(tmp_path, reference, *callbacks((9, 0))).restored
+    assert restored.verdict == missed.verdict, restored.findings
+    found = [(finding.code, finding.detail) for finding in restored.findings if "hooks" in finding.code]
+    assert found == ([(missed.code, (f"{missed.named}.on_train_batch_end",))] if missed.code else [])
 
 
 def test_an_exception_out_of_a_step_leaves_the_last_backup_and_says_what_it_costs(tmp_path: Path) -> None:

@@ -107,8 +107,8 @@ def test_no_server_is_an_error_at_the_start() -> None:
     ("source", "name"),
     [
         (Path("/leave"), "the file /leave"),
-        (lambda: False, "the notice in FILE:LINE"),
-        (_never, "the notice _never (FILE:LINE)"),
+        (lambda: False, "the notice FILE:LINE"),
+        (_never, "the notice _never, FILE:LINE"),
         (functools.partial(bool, 0), "the notice partial"),
         (gce_notice("http://localhost"), "the notice gce_notice()"),
     ],
