@@ -128,29 +128,34 @@ def find(storage: Storage, template: str | None = None) -> Listing:
         BackupMismatchError: A newer version of this package wrote one of them.
         StorageError: The store cannot be read.
     """
-    present = [info for info in storage.files() if info.name.endswith(EXTENSIONS)]
-    links = {info.name: target for info in present if (target := storage.link_target(info.name)) is not None}
-    present = [info for info in present if info.name not in links]
+    files = [info for info in storage.files() if info.name.endswith(EXTENSIONS)]
+    links = {info.name: target for info in files if (target := storage.link_target(info.name)) is not None}
+    files = [info for info in files if info.name not in links]
     with ThreadPoolExecutor(_READERS) as pool:
-        outcomes = list(zip(present, pool.map(lambda info: _examine(storage, info), present), strict=True))
-    found = [Checkpoint(info.name, outcome) for info, outcome in outcomes if isinstance(outcome, CheckpointRecord)]
-    mine = [one for one in found if template is None or template in (one.record.template, one.name)]
-    # A file without a record that is named like those of a template was not finished; others are of other programs.
-    bare = [info.name for info, outcome in outcomes if outcome is None]
-    patterns = [pattern_of(template) for template in {one.record.template for one in found}]
-    incomplete = [name for name in bare if any(fits.fullmatch(name) for fits in patterns)]
+        outcomes = list(pool.map(lambda info: _examine(storage, info), files))
+    found: list[Checkpoint] = []
+    problems: list[Problem] = []
+    bare: list[str] = []
+    for info, outcome in zip(files, outcomes, strict=True):
+        if isinstance(outcome, CheckpointRecord):
+            found.append(Checkpoint(info.name, outcome))
+        elif isinstance(outcome, DamagedBackupError):
+            problems.append(damaged(storage, info.name, outcome))
+        elif outcome is None:
+            bare.append(info.name)  # else it was deleted since the listing
     # A link to another file of the directory is harmless: that file is listed itself.
     outward = [name for name, target in links.items() if target.parent != Path(storage.root).resolve()]
-    problems = (
-        *(damaged(storage, info.name, error) for info, error in outcomes if isinstance(error, DamagedBackupError)),
-        *(Problem(name, storage.display(name), "link") for name in outward),
-        *(Problem(name, storage.display(name), "incomplete") for name in incomplete),
-    )
+    problems += [Problem(name, storage.display(name), "link") for name in outward]
+    # A file without a record that is named like those of a template was not finished; others are of other programs.
+    patterns = [pattern_of(template) for template in {one.record.template for one in found}]
+    incomplete = [name for name in bare if any(fits.fullmatch(name) for fits in patterns)]
+    problems += [Problem(name, storage.display(name), "incomplete") for name in incomplete]
+    mine = [one for one in found if template is None or template in (one.record.template, one.name)]
     return Listing(
-        tuple(sorted(mine, key=lambda one: one.order, reverse=True)),
-        problems,
-        tuple(name for name in bare if name not in incomplete),
-        max([0, *(one.record.generation for one in found)]),
+        checkpoints=tuple(sorted(mine, key=lambda one: one.order, reverse=True)),
+        problems=tuple(problems),
+        without_record=tuple(name for name in bare if name not in incomplete),
+        generation=max([0, *(one.record.generation for one in found)]),
     )
 
 

@@ -126,7 +126,7 @@ def apply(model: Any, saved: WorkerState, cluster: Cluster) -> list[str]:
     """
     optimizer = getattr(model, "optimizer", None)
     names = capture.saved_variables(saved)
-    if optimizer is not None:
+    if optimizer is not None:  # its variables must exist before they can be set
         building.build_optimizer_like(optimizer, model, names)
         building.build_optimizer_if_saved(model, names, saved.state["metric_variables"])
         building.build_other_optimizers_like(
@@ -134,20 +134,19 @@ def apply(model: Any, saved: WorkerState, cluster: Cluster) -> list[str]:
         )
     named = variables.variable_set(model).named
     weights = {id(variable) for variable in model.variables}
-    metrics = {name for name in capture.metric_names(model, named) if id(named[name]) not in weights}
-    of_optimizer = {id(variable) for variable in optimizer.variables} if optimizer is not None else set()
-    groups: list[list[str]] = [[], [], []]
-    for name, variable in named.items():
-        if name != variables.GLOBAL_SEED_GENERATOR:
-            groups[0 if id(variable) in weights else 1 if id(variable) in of_optimizer else 2].append(name)
-    partners = _partners_of_weights(groups[0], names)
-    rest = [name for name in names if name not in set(partners.values())]
+    slots = set() if optimizer is None else {id(variable) for variable in optimizer.variables} - weights
+    metrics = {id(named[name]) for name in capture.metric_names(model, named)} - weights - slots
+
+    def ours(those: set[int]) -> list[str]:
+        return [n for n, variable in named.items() if id(variable) in those and n != variables.GLOBAL_SEED_GENERATOR]
+
+    partners = _partners_of_weights(ours(weights), names)
+    # A backup says which of the other variables are metrics; the rest is the optimizer's. Each of the two is set as a
+    # whole, where it is the same: another optimizer, or another list of metrics, begins as it is.
+    rest = [name for name in names if name not in {*partners.values(), variables.GLOBAL_SEED_GENERATOR}]
     saved_metrics = set(saved.state["metric_variables"])
-    slots = [name for name in rest if name not in saved_metrics | {variables.GLOBAL_SEED_GENERATOR}]
-    partners |= capture.match_names(groups[1], slots) or {}
-    partners |= (
-        capture.match_names([n for n in groups[2] if n in metrics], [n for n in rest if n in saved_metrics]) or {}
-    )
+    partners |= capture.match_names(ours(slots), [name for name in rest if name not in saved_metrics]) or {}
+    partners |= capture.match_names(ours(metrics), [name for name in rest if name in saved_metrics]) or {}
     capture.assign(named, partners, saved, cluster)
     left = captured_variables.set_owned(model, saved)
     model_parts.finalize(model)
@@ -155,18 +154,18 @@ def apply(model: Any, saved: WorkerState, cluster: Cluster) -> list[str]:
 
 
 def _partners_of_weights(ours: Sequence[str], saved: Sequence[str]) -> dict[str, str]:
-    """A backup's weights are what it names first."""
-    partners = capture.match_names(ours, saved[: len(ours)]) or capture.match_names(
-        ours, [name for name in ours if name in saved]
+    """The name of each of a model's weights in a backup, where weights are what is named first."""
+    first = saved[: len(ours)]
+    same_names = [name for name in ours if name in saved]  # also where the backup's model has more of them
+    for theirs in (first, same_names, _ordered_like(ours, first)):
+        partners = capture.match_names(ours, theirs)
+        if partners is not None:
+            return partners
+    missing = [name for name in ours if name not in saved]
+    raise BackupMismatchError(
+        f"this model does not match the backup: {missing[0] if missing else ours[0]} is not in it. The backup is "
+        "unchanged: build the model as it was trained, or call load_backup without a model for what it holds"
     )
-    partners = partners or capture.match_names(ours, _ordered_like(ours, saved[: len(ours)]))
-    if partners is None:
-        missing = [name for name in ours if name not in saved]
-        raise BackupMismatchError(
-            f"this model does not match the backup: {missing[0] if missing else ours[0]} is not in it. The backup is "
-            "unchanged: build the model as it was trained, or call load_backup without a model for what it holds"
-        )
-    return partners
 
 
 def _ordered_like(ours: Sequence[str], saved: Sequence[str]) -> list[str]:
