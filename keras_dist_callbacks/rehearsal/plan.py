@@ -101,34 +101,27 @@ def _read(named: str) -> Plan:
         why = f"it cannot be opened ({getattr(error, 'strerror', None) or error}): the command that made it has ended"
         raise _not_in_force(why) from error
     try:
-        _require_own(os.fstat(descriptor))
-        _require_locked(descriptor)
-        return _decode(os.read(descriptor, _MOST_BYTES))
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise _not_in_force("it is not a file")
+        if found.st_uid != os.geteuid():
+            raise _not_in_force(
+                f"it belongs to another user (user id {found.st_uid}; this process runs as {os.geteuid()})"
+            )
+        if found.st_mode & _OTHERS:
+            raise _not_in_force("other users may read or write it")
+        # The command that made it must hold the lock. A shared one is asked for, so that two processes that ask at the
+        # same time do not take each other for the command.
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno != errno.EWOULDBLOCK:
+                raise _not_in_force(f"whether it is locked cannot be found out ({error.strerror})") from error
+        else:
+            raise _not_in_force("the command that made it has ended")
+        content = os.read(descriptor, _MOST_BYTES)
     finally:
         os.close(descriptor)
-
-
-def _require_own(found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise _not_in_force("it is not a file")
-    if found.st_uid != os.geteuid():
-        raise _not_in_force(f"it belongs to another user (user id {found.st_uid}; this process runs as {os.geteuid()})")
-    if found.st_mode & _OTHERS:
-        raise _not_in_force("other users may read or write it")
-
-
-def _require_locked(descriptor: int) -> None:
-    """Another process must hold the lock; a shared one is asked for, so that two that ask do not deceive each other."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno == errno.EWOULDBLOCK:
-            return
-        raise _not_in_force(f"whether it is locked cannot be found out ({error.strerror})") from error
-    raise _not_in_force("the command that made it has ended")
-
-
-def _decode(content: bytes) -> Plan:
     try:
         plan: Any = validation.convert(json.loads(content), Plan)
     except (ValueError, RecursionError) as error:

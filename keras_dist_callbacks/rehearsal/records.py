@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,24 +36,15 @@ def note(plan: Plan, event: str, **values: Any) -> None:
         event: What has happened.
         **values: More about it; JSON.
     """
-    line = json.dumps({"event": event, "time": time.time(), **values}) + "\n"
-    os.write(_descriptor(plan.records), line.encode())
-
-
-def _descriptor(directory: str) -> int:
-    files = shared(_Files).open
+    files, directory = shared(_Files).open, plan.records
     if directory not in files:
         path = Path(directory) / f"{os.getpid()}.jsonl"
         files[directory] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    return files[directory]
+    line = json.dumps({"event": event, "time": time.time(), **values}) + "\n"
+    os.write(files[directory], line.encode())
 
 
 def read(directory: Path) -> list[list[Record]]:
     """The records of each process, in their order; a last line that a kill has cut off is dropped."""
-    return [list(_lines(path)) for path in sorted(directory.glob("*.jsonl"))]
-
-
-def _lines(path: Path) -> Iterator[Record]:
-    for line in path.read_bytes().splitlines(keepends=True):
-        if line.endswith(b"\n"):
-            yield json.loads(line)
+    written = [path.read_bytes().splitlines(keepends=True) for path in sorted(directory.glob("*.jsonl"))]
+    return [[json.loads(line) for line in lines if line.endswith(b"\n")] for lines in written]

@@ -122,22 +122,18 @@ def _run_program(command: Sequence[str]) -> BaseException | None:
             del sys.argv[1]
             runpy._run_module_as_main(command[2])  # type: ignore[attr-defined] # what `python -m` itself calls
         else:
-            _run_script(command[1], main)
+            full = os.path.join(os.getcwd(), command[1])  # noqa: PTH109, PTH118 - `./x.py` keeps its dot, as in Python
+            main.__loader__ = importlib.machinery.SourceFileLoader("__main__", full)
+            main.__dict__.update(__file__=full, __cached__=None)
+            with io.open_code(full) as file:
+                code = compile(file.read(), full, "exec", dont_inherit=True)
+            exec(code, main.__dict__)  # noqa: S102 - the caller's own program, as `python script.py` runs it
     except BaseException as error:  # noqa: BLE001 - _finish() says it as Python would
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
         return error.with_traceback(trace)
     return None
-
-
-def _run_script(path: str, main: types.ModuleType) -> None:
-    full = os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - `./x.py` keeps its dot, as in Python
-    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", full)
-    main.__dict__.update(__file__=full, __cached__=None)
-    with io.open_code(full) as file:
-        code = compile(file.read(), full, "exec", dont_inherit=True)
-    exec(code, main.__dict__)  # noqa: S102 - the caller's own program, as `python script.py` runs it
 
 
 def _finish(error: BaseException | None) -> int:
@@ -149,12 +145,14 @@ def _finish(error: BaseException | None) -> int:
     Returns:
         The code to exit with. Does not return after a KeyboardInterrupt, which is death by SIGINT.
     """
-    code = 0
+    code = 0 if error is None else 1
     if isinstance(error, SystemExit):
-        code = _exit_code(error)
+        if error.code is None or isinstance(error.code, int):
+            code = (error.code or 0) & 0xFF
+        else:
+            print(error.code, file=sys.stderr)
     elif error is not None:
         sys.excepthook(type(error), error, error.__traceback__)
-        code = 1
     threading._shutdown()  # type: ignore[attr-defined] # waits for all threads that are not daemons
     atexit._run_exitfuncs()
     for file in (sys.stdout, sys.stderr, *(file for file in gc.get_objects() if type(file) in _BUFFERED)):
@@ -166,10 +164,3 @@ def _finish(error: BaseException | None) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     return code
-
-
-def _exit_code(error: SystemExit) -> int:
-    if error.code is None or isinstance(error.code, int):
-        return (error.code or 0) & 0xFF
-    print(error.code, file=sys.stderr)
-    return 1
