@@ -14,8 +14,8 @@ from keras_dist_callbacks.terminal import escape_controls, first_few
 Effect = Literal["lost", "unknown"]
 """`"lost"`: the resume is not exact. `"unknown"`: it is exact if what the sentence says holds."""
 
-SAVED = "findings:"
-"""How the topics of a backup begin with what was found, one for each part of the state."""
+FINDINGS = "findings"
+"""The topic of each part of the state with what was found in it."""
 
 SAVED_LIST = list[tuple[str, str, list[str], str]]
 """The form of what `to_json` returns."""

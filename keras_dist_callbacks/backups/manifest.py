@@ -1,51 +1,27 @@
-"""What a manifest consists of beyond its fields: the topics of a worker's state, and the names of blobs. Pure.
+"""What a manifest consists of beyond its fields: the parts of a worker's state, and the names of blobs. Pure.
 
-A topic of a worker's state that is not listed here is one that this version could not put back: such a backup is
-refused, because to leave it out in silence would be to call a continuation exact that is not. A new topic needs a new
-format version. What a topic holds is checked as far as its kind goes; what the seal promises is not relied upon: a
-manifest that makes no sense is damage, for whoever reads it, before anything of it is used.
+A part or topic that is not listed here is one that this version could not put back: such a backup is refused, because
+to leave it out in silence would be to call a continuation exact that is not. A new one needs a new format version.
+What a topic holds is checked as far as its kind goes; what the seal promises is not relied upon: a manifest that makes
+no sense is damage, for whoever reads it, before anything of it is used.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, TypedDict
 
 import msgspec
 
 from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups.codec import tensor_bytes
+from keras_dist_callbacks.backups.findings import FINDINGS
 from keras_dist_callbacks.backups.names import blob_generation
 from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, Format, checked
-from keras_dist_callbacks.backups.snapshot import JSON, VARIABLE, Manifest
+from keras_dist_callbacks.backups.snapshot import JSON, VARIABLES, Manifest
 from keras_dist_callbacks.errors import DamagedBackupError, KdcError
 
-CALLBACK = "callback:"
-"""The prefix of a callback's name."""
-USER_STATE = "user"
-"""The topic that a loop's backup has and a fit's has not: the user's own state."""
-ENVIRONMENT = "environment"
-"""The topic with the worker's numerical environment: versions, processors, switches."""
-PYTHON = "python_state"
-"""The topic with what training has changed in the user's objects: by path, what it is now and a digest of it."""
-INPUT_PYTHON = "input_python_state"
-"""The same of the input's Python code, as it was when the epoch began."""
-TRACED = "traced_state"
-"""The same, as it was when TensorFlow last traced the train step; none before that, and none in eager mode."""
-
-COMPILED = "compiled"
-"""The topic of a run that has compiled its model again during fit(), or given it another optimizer."""
-OPTIMIZED = "optimized_weights"
-"""The topic with the places of the weights for which an optimizer was built, where the names of slots do not tell."""
-
 MANIFEST = Format("keras_dist_callbacks backup", 1, Manifest, MAX_MANIFEST_BYTES, allow_nan=True)
-TOPICS = frozenset(
-    [
-        *("rng", "rng_at_epoch", "rng_before_epoch", "rng_at_input", "fit", "num_batches", "first_epoch"),
-        *("num_validations", "shares_input", "is_finalized", "stop_training", "logs", "metric_variables"),
-        *("input", "input_variables", "order", "untracked_variables", "epochs_by_count"),
-        *(PYTHON, TRACED, INPUT_PYTHON, ENVIRONMENT, COMPILED, OPTIMIZED, USER_STATE),
-    ]
-)
 
 
 class _RandomStates(TypedDict):
@@ -59,23 +35,38 @@ class _Order(TypedDict):
     epoch: int
 
 
-_KINDS: dict[str, Any] = {
-    **dict.fromkeys(("rng_at_epoch", "rng_before_epoch", "rng_at_input"), _RandomStates | None),
-    **dict.fromkeys((PYTHON, TRACED, INPUT_PYTHON, ENVIRONMENT), dict[str, JSON] | None),
-    "metric_variables": list[str],
-    **dict.fromkeys(("first_epoch", "num_validations"), int),
-    **dict.fromkeys(("is_finalized", "stop_training", COMPILED), bool),
-    **dict.fromkeys(("fit", "logs"), dict[str, JSON]),
-    **dict.fromkeys(("input_variables", "untracked_variables"), list[JSON]),
-    "rng": _RandomStates,
-    "shares_input": bool | None,
-    "epochs_by_count": list[list[int]],
-    OPTIMIZED: list[int],
-    "order": _Order,
+_MAYBE_RANDOM: Any = _RandomStates | None
+PARTS: Mapping[str, Mapping[str, Any] | None] = {
+    "progress": {"fit": dict[str, JSON], "is_finalized": bool, "stop_training": bool, "logs": dict[str, JSON]},
+    "loop": {"user": JSON},
+    "random": {"now": _RandomStates},
+    "random_at_epoch": {"begun": _MAYBE_RANDOM, "entered": _MAYBE_RANDOM},
+    "input": {
+        **{"own": JSON, "variables": list[JSON], "random": _MAYBE_RANDOM, "order": _Order, "by_count": list[list[int]]},
+        **{"fit": int, "num_batches": JSON, "first_epoch": int, "num_validations": int, "shares_input": bool | None},
+    },
+    "input_objects": {"changed": dict[str, JSON]},
+    "compile": {"is_another": bool, "optimized": list[int]},
+    VARIABLES: {"metrics": list[str]},
+    "step": {"variables": list[JSON]},
+    "objects": {"changed": dict[str, JSON], "traced": dict[str, JSON]},
+    "callbacks": None,
+    "environment": {"now": dict[str, JSON]},
+    "unsaved": {},
+    "facts": {},
+    "architecture": {},
+    "earlier": {},
+    "engine": {},
 }
-_ALWAYS = ("rng", "metric_variables", findings.SAVED + "input")
-_OF_FIT = ("first_epoch", "num_batches", "num_validations", "stop_training")
-_WITHIN_FIT = ("rng_at_epoch", "logs")
+"""The parts of a training's state, with the topics of each and their kinds; None: any topic, as of callbacks.
+
+`fit()` has the part `progress`, a loop of the user's the part `loop`. `earlier` is what was found in the resumes that
+the run began with, `engine` what was found after a capture.
+"""
+
+_OF_BOTH = ("random/now", "variables/metrics", f"input/{FINDINGS}")
+_OF_FIT = ("progress/stop_training", "input/first_epoch", "input/num_validations", "input/num_batches")
+_WITHIN_FIT = ("random_at_epoch/entered", "progress/logs")
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -118,7 +109,7 @@ def _check_tensors(manifest: Manifest, where: str) -> None:
         blob = blobs.get(info.blob)
         if blob is None or not blob.header_size <= info.start <= blob.size - tensor_bytes(info):
             raise DamagedBackupError(f"{where}: the tensor {name!r} lies in none of its blobs")
-        if name.startswith(f"{VARIABLE}/"):
+        if name.startswith(f"{VARIABLES}/"):
             int(name.rpartition("@")[2])  # the replica
 
 
@@ -128,13 +119,11 @@ def _check_values(manifest: Manifest, where: str) -> None:
     for number, record in enumerate(manifest.workers):
         for topic, value in record.state.items():
             if value is not None or not number:  # see `WorkerRecord`
-                kind = findings.SAVED_LIST if topic.startswith(findings.SAVED) else _KINDS.get(topic, JSON)
-                checked(value, kind, f"{where}: the topic {topic!r}")
+                checked(value, _kind_of(topic), f"{where}: the topic {topic!r}")
     chief = manifest.workers[0].state
-    of_fit = () if USER_STATE in chief else _OF_FIT
+    of_fit = () if f"loop/{FINDINGS}" in chief else _OF_FIT
     within = _WITHIN_FIT if of_fit and manifest.position.kind == "within" else ()
-    needed = (*_ALWAYS, *of_fit, *within)
-    missing = [topic for topic in needed if topic not in chief]
+    missing = [topic for topic in (*_OF_BOTH, *of_fit, *within) if topic not in chief]
     if missing:
         raise DamagedBackupError(f"{where} does not hold the topics {', '.join(missing)}")
 
@@ -150,5 +139,14 @@ def check_topics(manifest: Manifest, where: str) -> None:
         raise DamagedBackupError(f"{where}: batch {position.batch} {position.kind} is not a place to resume from")
     for topic, value in (item for record in manifest.workers for item in record.state.items()):
         is_none = value is None and topic in manifest.workers[0].tensors  # see `WorkerRecord`
-        if not topic.startswith((CALLBACK, findings.SAVED)) and topic not in TOPICS and not is_none:
+        if _kind_of(topic) is None and not is_none:
             raise DamagedBackupError(f"{where}: the topic {topic!r} is unknown")
+
+
+def _kind_of(topic: str) -> Any:
+    """Returns the kind of a topic's value; None if this version does not know the topic."""
+    part, _, name = topic.partition("/")
+    topics = PARTS.get(part, {})
+    if name == FINDINGS and part in PARTS:
+        return findings.SAVED_LIST
+    return JSON if topics is None else topics.get(name)

@@ -6,14 +6,15 @@ Variables are among a worker's tensors, by the names that Keras has for them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 import numpy as np
 
-from keras_dist_callbacks.backups import names
+from keras_dist_callbacks.backups import findings, names
+from keras_dist_callbacks.backups.findings import FINDINGS, Finding
 from keras_dist_callbacks.backups.record_io import Count, Digest, Generation, Sequence, Token
 
 JSON = Any
@@ -21,10 +22,10 @@ JSON = Any
 
 Short = Annotated[str, msgspec.Meta(max_length=40)]
 
-VARIABLE = "variable"
-"""The prefix of a variable's name, which ends with `@` and the replica's number."""
+VARIABLES = "variables"
+"""The part whose tensors are the variables that Keras lists: a name ends with `@` and the replica's number."""
 
-ARCHITECTURE = "architecture"
+ARCHITECTURE = "architecture/json"
 """The tensor that holds what Keras' `to_json` says of the model, in UTF-8."""
 
 
@@ -71,18 +72,44 @@ class Position:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """What one part of a training's state has saved, on one worker.
+
+    Attributes:
+        state: Values of JSON, by topic: what is compared with the chief's, so that equal ones are stored once.
+        tensors: By name: a `SharedTensor` where it is captured, an array where it was read back.
+        findings: What a resume will not repeat exactly, as far as this part knows.
+    """
+
+    state: Mapping[str, JSON] = field(default_factory=dict)
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """One worker's complete training state at one position.
 
     Attributes:
         position: Where it was taken.
-        tensors: Every component of every variable, and arrays of callbacks, by name.
-        state: Everything else, by topic; values of JSON.
+        tensors: Those of all parts, as `part/name`.
+        state: Values of JSON, as `part/topic`; what was found is the topic `FINDINGS` of its part.
     """
 
     position: Position
     tensors: Mapping[str, SharedTensor]
     state: Mapping[str, JSON]
+
+    @classmethod
+    def of(cls, position: Position, pieces: Mapping[str, Piece]) -> Snapshot:
+        """Returns the snapshot with these pieces, by part; a part without anything is in it too."""
+        tensors: dict[str, SharedTensor] = {}
+        state: dict[str, JSON] = {}
+        for part, piece in pieces.items():
+            tensors.update({f"{part}/{name}": held for name, held in piece.tensors.items()})
+            state.update({f"{part}/{topic}": value for topic, value in piece.state.items()})
+            state[f"{part}/{FINDINGS}"] = findings.to_json(piece.findings)
+        return cls(position, tensors, state)
 
 
 @dataclass(frozen=True)
@@ -111,7 +138,7 @@ class WorkerRecord:
     """What a manifest holds of one worker; for the others only what differs from the chief's.
 
     A topic of another worker that is None says that it has none, where the chief has one; so does the name of a
-    variable's tensor as a topic.
+    tensor as a topic.
     """
 
     tensors: Mapping[str, TensorInfo] = field(default_factory=dict)
@@ -196,13 +223,28 @@ class Manifest:
 
 
 @dataclass(frozen=True)
+class Saved:
+    """What a backup holds of one part.
+
+    Attributes:
+        mine: This worker's piece; the chief's, if the number of workers has changed.
+        others: The tensors of workers 1, 2, ... then.
+        position: Where the backup was taken.
+    """
+
+    mine: Piece
+    others: tuple[Mapping[str, np.ndarray[Any, Any]], ...]
+    position: Position
+
+
+@dataclass(frozen=True)
 class WorkerState:
     """One worker's state, read back and verified.
 
     Attributes:
         position: Where it was taken.
-        tensors: The worker's tensors by name.
-        state: Everything else, by topic.
+        tensors: The worker's tensors, as in a `Snapshot`.
+        state: Everything else, likewise.
         info: What the manifest says about the run.
         other_workers: The tensors of workers 1, 2, ... if their number has changed; `tensors` are the chief's
             then.
@@ -214,31 +256,42 @@ class WorkerState:
     info: Mapping[str, JSON]
     other_workers: tuple[Mapping[str, np.ndarray[Any, Any]], ...] = ()
 
+    def has(self, part: str) -> bool:
+        """Returns whether a part has saved a piece, maybe one without anything."""
+        return f"{part}/{FINDINGS}" in self.state
 
-def tensor_name(name: str, replica: int) -> str:
-    """Returns the tensor that holds a replica's value of a variable."""
-    return f"{VARIABLE}/{name}@{replica}"
+    def of(self, part: str) -> Saved:
+        """Returns what is saved of a part."""
+        state = _below(part, self.state)
+        found = tuple(findings.from_json(state.pop(FINDINGS, [])))
+        others = tuple(_below(part, tensors) for tensors in self.other_workers)
+        return Saved(Piece(state, _below(part, self.tensors), found), others, self.position)
 
 
-def names_in(tensors: Iterable[str]) -> set[str]:
-    """Returns the variables of which tensors with these names are values."""
-    parts = (tensor.partition("/") for tensor in tensors)
-    return {rest.rpartition("@")[0] for kind, _, rest in parts if kind == VARIABLE}
+def _below(part: str, named: Mapping[str, Any]) -> dict[str, Any]:
+    prefix = f"{part}/"
+    return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
 
 
 def stored_components(tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, list[np.ndarray[Any, Any]]]:
-    """Returns the values of each variable, one for each replica, by the variable's name."""
+    """Returns the values of each variable, one for each replica, by the variable's name.
+
+    Args:
+        tensors: Those of the part `VARIABLES`.
+    """
     found: dict[str, dict[int, np.ndarray[Any, Any]]] = {}
     for tensor, value in tensors.items():
-        kind, _, rest = tensor.partition("/")
-        if kind == VARIABLE:
-            name, _, replica = rest.rpartition("@")
-            found.setdefault(name, {})[int(replica)] = value
+        name, _, replica = tensor.rpartition("@")
+        found.setdefault(name, {})[int(replica)] = value
     return {name: [by_replica[i] for i in sorted(by_replica)] for name, by_replica in found.items()}
 
 
 def by_path(tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-    """Read-only values by path; where those of replicas differ, by `path@0`, `path@1`, ..."""
+    """Read-only values by path; where those of replicas differ, by `path@0`, `path@1`, ...
+
+    Args:
+        tensors: Those of the part `VARIABLES`.
+    """
     found: dict[str, np.ndarray[Any, Any]] = {}
     for name, values in stored_components(tensors).items():
         alike = all(_same(values[0], value) for value in values[1:])

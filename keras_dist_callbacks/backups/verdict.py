@@ -11,7 +11,7 @@ from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.snapshot import JSON, Position, WorkerState
 
 Word = Literal["exact", "exact if", "not exact"]
-LASTING = ("variables", "own_objects", "compiled", "environment", "earlier")
+LASTING = ("unsaved", "objects", "input_objects", "compile", "environment", "earlier")
 """Parts whose findings stay true when the fit is over; what the next one reads and runs itself is found again."""
 
 _SAID_FIRST = ("callbacks", "input", "step")
@@ -73,9 +73,8 @@ def found_in(saved: WorkerState, parts: Collection[str] = ()) -> list[Finding]:
         saved: The backup.
         parts: Of which parts of the state. Defaults to all.
     """
-    held = {t.removeprefix(findings.SAVED): value for t, value in saved.state.items() if t.startswith(findings.SAVED)}
-    order = [part for part in dict.fromkeys([*_SAID_FIRST, *held]) if part in held and (not parts or part in parts)]
-    return [one for part in order for one in findings.from_json(held[part])]
+    asked = parts or dict.fromkeys([*_SAID_FIRST, *(topic.partition("/")[0] for topic in saved.state)])
+    return [one for part in asked for one in saved.of(part).mine.findings]
 
 
 def changes(saved: WorkerState, now: Mapping[str, JSON], *, continues_after_end: bool = False) -> list[Finding]:
@@ -91,7 +90,7 @@ def changes(saved: WorkerState, now: Mapping[str, JSON], *, continues_after_end:
         for name in _MUST_NOT_CHANGE
         if saved.info.get(name) is not None and saved.info[name] != now.get(name)
     ]
-    if continues_after_end and saved.state.get("is_finalized"):
+    if continues_after_end and saved.state.get("progress/is_finalized"):
         found.append(Finding("finished-averages"))
     return found
 

@@ -38,7 +38,12 @@ from keras_dist_callbacks.rehearsal.plan import VARIABLE, Plan, plan_in_force
 from keras_dist_callbacks.shutdown.controller import ShutdownController
 from keras_dist_callbacks.terminal import is_first, say, warn
 from keras_dist_callbacks.training import resume_mode
-from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
+from keras_dist_callbacks.training.callback_state import (
+    CallbackStates,
+    Preparation,
+    capture_callbacks,
+    prepare_callbacks,
+)
 from keras_dist_callbacks.training.rehearsed_session import RehearsedSession
 from keras_dist_callbacks.training.restored import announce, reproducibility_advice
 from keras_dist_callbacks.training.session import FitSession, SessionOptions
@@ -214,7 +219,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         saved = session.pick()
         self._session = session
         if saved is not None:
-            self._prepared = prepare_callbacks([c for c in callbacks if c is not self], saved)
+            self._prepared = prepare_callbacks([c for c in callbacks if c is not self], saved.of(CallbackStates.name))
             for text in findings.sentences(self._prepared.found):
                 warn(text)
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from keras_dist_callbacks.backups import record_io
 from keras_dist_callbacks.backups.codec import dtype_of
-from keras_dist_callbacks.backups.manifest import CALLBACK, PYTHON
-from keras_dist_callbacks.backups.snapshot import JSON, VARIABLE, Manifest, WorkerRecord
+from keras_dist_callbacks.backups.findings import FINDINGS
+from keras_dist_callbacks.backups.snapshot import JSON, VARIABLES, Manifest, WorkerRecord
 from keras_dist_callbacks.checkpoints import files, retention
 from keras_dist_callbacks.checkpoints.files import Problem
 from keras_dist_callbacks.checkpoints.record import Checkpoint
@@ -110,14 +110,14 @@ def describe_commit(target: Target, entries: Sequence[Entry], entry: Entry) -> C
     before = [e.manifest.blobs for e in entries if e.id < entry.id and e.manifest is not None]
     earlier = frozenset(before[-1] if before else ())
     stored = blob_sizes(target.storage, [entry])
-    topics = list(dict.fromkeys(topic for record in manifest.workers for topic in record.state))
+    topics = [topic.partition("/") for topic in dict.fromkeys(t for record in manifest.workers for t in record.state)]
     tensors = _tensor_rows(manifest)
     return CommitDetails(
         url=target.url,
         commit=listing.commit_row(judge(entry, stored), earlier),
         versions={key: manifest.info[key] for key in _VERSIONS if key in manifest.info},
         run={key: value for key, value in manifest.info.items() if key not in (*_VERSIONS, "created")},
-        callbacks=tuple(topic.removeprefix(CALLBACK) for topic in topics if topic.startswith(CALLBACK)),
+        callbacks=tuple(name for part, _, name in topics if part == "callbacks" and name != FINDINGS),
         random_states=_random_states(manifest.workers[0]),
         python_state=_owners_of_python_state(manifest.workers[0]),
         tensors=tensors,
@@ -135,7 +135,7 @@ def _tensor_rows(manifest: Manifest) -> tuple[TensorRow, ...]:
     rows = []
     for (name, dtype, shape), workers in found.items():
         kind, _, variable = name.partition("/")
-        shown, _, replica = variable.rpartition("@") if kind == VARIABLE else (name, "", "")
+        shown, _, replica = variable.rpartition("@") if kind == VARIABLES else (name, "", "")
         size = dtype_of(dtype).itemsize * math.prod(shape)
         rows.append(TensorRow(shown, kind, int(replica) if replica else None, dtype, shape, size, tuple(workers)))
     return tuple(rows)
@@ -143,18 +143,18 @@ def _tensor_rows(manifest: Manifest) -> tuple[TensorRow, ...]:
 
 def _random_states(chief: WorkerRecord) -> tuple[str, ...]:
     found = ["python", "numpy", "tensorflow"]  # no manifest is read that lacks one
-    if "generator" in chief.state["rng"]["tensorflow"]:
+    if "generator" in chief.state["random/now"]["tensorflow"]:
         found.append("tf.random global generator")
     generators = {info.key for info in chief.tensors.values() if "seed_generator" in info.key}
     if generators:
         found.append(f"keras seed generators: {len(generators)}")
-    if chief.state.get("rng_at_epoch"):
+    if chief.state.get("random_at_epoch/entered"):
         found.append("as of the epoch's begin")
     return tuple(found)
 
 
 def _owners_of_python_state(chief: WorkerRecord) -> tuple[str, ...]:
-    roots = (str(path).partition("/")[0] for path in chief.state.get(PYTHON) or {})
+    roots = (str(path).partition("/")[0] for path in chief.state.get("objects/changed") or {})
     return tuple(dict.fromkeys(root.replace("~1", "/").replace("~0", "~") for root in roots))
 
 

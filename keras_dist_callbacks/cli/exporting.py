@@ -16,7 +16,7 @@ from rich.console import Console
 from safetensors.numpy import save
 
 from keras_dist_callbacks import errors
-from keras_dist_callbacks.backups.snapshot import by_path
+from keras_dist_callbacks.backups.snapshot import VARIABLES, by_path
 from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.cli.formatting import Page
 from keras_dist_callbacks.cli.output import Target
@@ -87,7 +87,7 @@ def export(
             content, about = stack.enter_context(_made_by_keras(request, name))
         else:
             found, saved = select_backup.find_backup(target.store, commit, 1)
-            arrays = {path: array.copy() for path, array in by_path(saved.tensors).items()}
+            arrays = {path: array.copy() for path, array in by_path(saved.of(VARIABLES).mine.tensors).items()}
             about = {"position": str(saved.position), "commit": found.label}
             content = memoryview(save(arrays, {"format": "np", **about}))
             about["tensors"] = len(arrays)  # more than variables, where replicas have values of their own

@@ -24,10 +24,9 @@ import xxhash
 
 from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups.codec import Fingerprint, dtype_of, fingerprints, raw_bytes
-from keras_dist_callbacks.backups.findings import Finding
+from keras_dist_callbacks.backups.findings import FINDINGS, Finding
 from keras_dist_callbacks.backups.snapshot import (
     JSON,
-    VARIABLE,
     SharedArray,
     Snapshot,
 )
@@ -92,7 +91,7 @@ class WorkerStateExchange:
         unanswered = 1
         try:
             topics = _topic_hashes(snapshot.state) if self.cluster.num_workers > 1 else {}
-            known = [*topics, *(name for name in prints if name.startswith(f"{VARIABLE}/"))]
+            known = [*topics, *prints]
             for worker in range(1, self.cluster.num_workers):
                 hello, differing = self._ask(worker, save, prints, topics)
                 unanswered = worker + 1
@@ -176,7 +175,7 @@ class WorkerStateExchange:
         messaging.publish(self._key(save, worker, "taken"), b"", self.timeout)
         state = {**dict.fromkeys(none), **head.state}
         if len(tensors) < len(differing):
-            state[f"{findings.SAVED}engine"] = findings.to_json([Finding("local-state", f"worker {worker}")])
+            state[f"engine/{FINDINGS}"] = findings.to_json([Finding("local-state", f"worker {worker}")])
         held = {name: SharedArray(array) for name, array in tensors.items()}
         return LocalState(held, {name: theirs[name] for name in held}, state)
 

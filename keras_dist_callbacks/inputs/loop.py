@@ -9,9 +9,9 @@ from typing import Any
 
 from keras_dist_callbacks._compat import model_parts, pipeline, replay, rng, variables
 from keras_dist_callbacks._compat.input_inspection import inspect_source
-from keras_dist_callbacks.backups import findings, verdict
+from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups.findings import Finding
-from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, WorkerState
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.inputs import order
 from keras_dist_callbacks.inputs.sources import is_stateless
@@ -36,12 +36,13 @@ class LoopInput:
         self._ordered: Any = None
         self._seed: int | None = None
         self._unseeded: list[Finding] = []
-        self._rng_at_epoch: JSON = None
         self._past = 0
         self._resumed: WorkerState | None = None
         self._given = self._longest = 0
         self._around = self._counted = self._uncounted = False
         self._iterations = self._optimizer_iterations()
+        self.rng_at_epoch: JSON = None
+        """Random states as the epoch's first batch was asked for."""
         self.none_left = False
         """Whether `Checkpointer.batches()` had no batch left in this epoch."""
         self.begins_at_batch = False
@@ -50,8 +51,8 @@ class LoopInput:
     def resume(self, saved: WorkerState) -> None:
         """The loop continues from a backup."""
         self._past, self._resumed, self._iterations = saved.position.epoch, saved, self._optimizer_iterations()
-        self._seed = order.seed_of(saved)
-        codes = {found.code for found in verdict.found_in(saved, ["input"])}
+        self._seed = order.seed_of(saved.of("input"))
+        codes = {found.code for found in saved.of("input").mine.findings}
         self._around, self._uncounted = "loop-batches" in codes, "loop-uncounted" in codes
         epoch, before = saved.position.epoch, saved.position.step - saved.position.batch
         self._longest = math.ceil(before / epoch) if epoch else 0
@@ -91,7 +92,7 @@ class LoopInput:
         self._uncounted = self._uncounted or missing
         if not self._given:
             self._around, self._longest = True, max(self._longest, batch)
-        self._given, self._rng_at_epoch = 0, None
+        self._given, self.rng_at_epoch = 0, None
         self._counted = self.none_left = self.begins_at_batch = False
         return missing
 
@@ -120,7 +121,7 @@ class LoopInput:
         resumed, self._resumed = self._resumed, None
         self._give_order(dataset, made_for_epoch)
         inputs = self._state = self._state or InputVariables(lambda: self._read, inspect_source)
-        self._report(inputs.match_backup(resumed) if resumed is not None else [])
+        self._report(inputs.match_backup(resumed.of("input")) if resumed is not None else [])
         if not made_for_epoch:
             self._advance(dataset)
         dataset = self._ordered
@@ -128,7 +129,7 @@ class LoopInput:
             return self._interrupted(dataset, batch, inputs, resumed)
         if resumed is not None:
             inputs.restore_current()
-        self._rng_at_epoch = rng.capture()
+        self.rng_at_epoch = rng.capture()
         inputs.note_start()
         return iter(dataset)
 
@@ -136,15 +137,16 @@ class LoopInput:
         self, dataset: Iterable[Any], batch: int, inputs: InputVariables, resumed: WorkerState
     ) -> Iterator[Any]:
         """The rest of the epoch that was interrupted."""
-        self._rng_at_epoch = resumed.state["rng_at_epoch"] or resumed.state["rng"]  # of a loop that had none from here
-        rng.restore(self._rng_at_epoch)
+        now, entered = resumed.state["random/now"], resumed.state["random_at_epoch/entered"]
+        self.rng_at_epoch = entered or now  # of a loop that had none from here
+        rng.restore(self.rng_at_epoch)
         inputs.restore_epoch_start()
         self._report(inputs.other_files)
         iterator = iter(dataset)
         replay.drop(iterator, batch, batch)
-        moved = rng.changed_since(self._rng_at_epoch) if inputs.hidden.python else ()
+        moved = rng.changed_since(self.rng_at_epoch) if inputs.hidden.python else ()
         inputs.restore_read_only()
-        rng.restore(resumed.state["rng"], leave=moved)
+        rng.restore(now, leave=moved)
         return iterator
 
     def _advance(self, dataset: Any) -> None:
@@ -173,21 +175,12 @@ class LoopInput:
         """Variables that reading the input changes."""
         return set() if self._state is None else self._state.keys
 
-    def capture(self, *, within: bool) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """Returns the topics and tensors of a snapshot.
-
-        Args:
-            within: It is taken within an epoch.
-        """
-        topics: dict[str, JSON] = {
-            **({} if self._seed is None else {order.TOPIC: {"seed": self._seed, "epoch": 0}}),
-            "rng_at_epoch": self._rng_at_epoch,
-            f"{findings.SAVED}input": findings.to_json(self._found(within=within)),
-        }
-        if self._state is None:
-            return topics, {}
-        state, held = self._state.capture()
-        return {**topics, **state}, held
+    def capture(self, position: Position) -> Piece:
+        """Returns what the input hides, and what of it a resume does not repeat."""
+        order_of_passes: dict[str, JSON] = {} if self._seed is None else {order.TOPIC: {"seed": self._seed, "epoch": 0}}
+        hidden, held = ({}, {}) if self._state is None else self._state.capture()
+        found = self._found(within=position.kind == "within")
+        return Piece({**order_of_passes, **hidden}, held, tuple(found))
 
     def _found(self, *, within: bool) -> list[Finding]:
         found = [Finding("loop-batches")] if self.takes_own_batches else []

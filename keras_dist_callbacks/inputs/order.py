@@ -9,15 +9,15 @@ import numpy as np
 from keras_dist_callbacks._compat import array_order, rng, running_fit
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.findings import Finding
-from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, Saved
 from keras_dist_callbacks.inputs.unseeded import Orders
 
 TOPIC = "order"
 
 
-def seed_of(saved: WorkerState | None) -> int | None:
-    """Returns the seed that a backup holds; None if it has no order that depends on one."""
-    topic = None if saved is None else saved.state.get(TOPIC)
+def seed_of(saved: Saved | None) -> int | None:
+    """Returns the seed that an input has saved; None if it has no order that depends on one."""
+    topic = None if saved is None else saved.mine.state.get(TOPIC)
     return None if topic is None else int(topic["seed"])
 
 
@@ -86,9 +86,9 @@ class InputOrder:
         self._epoch = epoch
         self._set_pass(epoch)
 
-    def restore(self, saved: WorkerState) -> list[Finding]:
+    def restore(self, saved: Saved) -> list[Finding]:
         """The pass that was interrupted is read next; returns why its order differs, if it does."""
-        topic = saved.state.get(TOPIC)
+        topic = saved.mine.state.get(TOPIC)
         if topic is None:
             return []
         if self._seed is None:
@@ -97,5 +97,5 @@ class InputOrder:
         return []
 
     def capture(self) -> dict[str, JSON]:
-        """Returns the topic of a snapshot."""
+        """Returns the topic of the input's piece."""
         return {} if self._seed is None else {TOPIC: {"seed": self._seed, "epoch": self._epoch}}

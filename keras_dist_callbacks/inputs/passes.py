@@ -13,14 +13,14 @@ import numpy as np
 from keras_dist_callbacks._compat import pass_seeds, pipeline, replay
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.findings import Finding
-from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, Saved, SharedArray, SharedTensor
 from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.process_runs import ProcessRuns
 from keras_dist_callbacks.terminal import warn
 
-_BY_COUNT = "epochs_by_count"  # [first, end, batches] of runs of epochs whose iterator did not reach its end
-_PASSES = "input/passes"
-_SEEDS = "input/seeds_of_first_pass/"
+_BY_COUNT = "by_count"  # [first, end, batches] of runs of epochs whose iterator did not reach its end
+_PASSES = "passes"
+_SEEDS = "seeds_of_first_pass/"
 
 
 class DatasetPasses:
@@ -39,14 +39,14 @@ class DatasetPasses:
         """The dataset is read so many times more."""
         self._add(shared(ProcessRuns).passes, count)
 
-    def note_finished(self, saved: WorkerState, initial_epoch: int) -> None:
+    def note_finished(self, saved: Saved, initial_epoch: int) -> None:
         """The fit is finished and runs no step: what another one reads next depends on its passes.
 
         Args:
-            saved: Its backup, or that of a later fit in the same directory.
+            saved: The input in its backup, or in that of a later fit in the same directory.
             initial_epoch: As `fit()` was given it.
         """
-        first = max(initial_epoch, int(saved.state.get("first_epoch") or 0))
+        first = max(initial_epoch, int(saved.mine.state.get("first_epoch") or 0))
         epochs = min(saved.position.epoch, self._fit.epochs) - first
         self._add(shared(ProcessRuns).skipped, min(epochs, 1) if self._fit.steps_per_epoch else epochs)
 
@@ -83,14 +83,14 @@ class DatasetPasses:
         for stage in pipeline.seeded_reshuffles(self._fit.data):
             counts[stage] = counts.get(stage, 0) + count
 
-    def compare(self, saved: WorkerState, *, addressed: bool) -> list[Finding]:
+    def compare(self, saved: Saved, *, addressed: bool) -> list[Finding]:
         """Returns that the orders of passes differ from those of the interrupted run, if they do.
 
         Args:
-            saved: Its backup.
+            saved: The input in its backup.
             addressed: Whether the input can be put to any place without reading it.
         """
-        then = int(saved.tensors.get(_PASSES, 0))
+        then = int(saved.mine.tensors.get(_PASSES, 0))
         self._forget_skipped()  # they are among those of the backup
         if not addressed and self._before < then and saved.position.step:
             self._repeat(then - self._before)
@@ -99,14 +99,14 @@ class DatasetPasses:
             return []
         return [Finding("passes-counted", detail=(_times(self._before), _times(now)))]
 
-    def continue_from(self, saved: WorkerState) -> None:
+    def continue_from(self, saved: Saved) -> None:
         """The run continues in this process."""
-        self._before = int(saved.tensors.get(_PASSES, 0))
+        self._before = int(saved.mine.tensors.get(_PASSES, 0))
         self.restore(saved)
 
-    def restore(self, saved: WorkerState) -> None:
+    def restore(self, saved: Saved) -> None:
         """Takes over which epochs did not reach the dataset's end."""
-        self._epochs = [[int(n) for n in run] for run in saved.state.get(_BY_COUNT) or ()]
+        self._epochs = [[int(n) for n in run] for run in saved.mine.state.get(_BY_COUNT) or ()]
 
     @property
     def by_count(self) -> dict[int, int]:
@@ -124,7 +124,7 @@ class DatasetPasses:
             self._epochs.append([epoch, epoch + 1, batches])
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """Returns the topics and tensors of a snapshot."""
+        """Returns the topics and tensors of the input's piece."""
         topics: dict[str, JSON] = {_BY_COUNT: [list(run) for run in self._epochs]} if self._epochs else {}
         return topics, {_PASSES: SharedArray(np.array(self._before))} if self._before else {}
 
@@ -167,9 +167,9 @@ class FirstPass:
         if self._looks and not self._is_known and epoch_iterator is not None:
             pass_seeds.watch(epoch_iterator, self.begun)
 
-    def resume(self, saved: WorkerState, *, is_compared: bool = True) -> None:
+    def resume(self, saved: Saved, *, is_compared: bool = True) -> None:
         """The first pass is made again, to be compared with that of the interrupted run if that is worth it."""
-        found = saved.tensors.get(_SEEDS + self._name) if is_compared else None
+        found = saved.mine.tensors.get(_SEEDS + self._name) if is_compared else None
         self._saved = None if found is None else [int(seed) for seed in found]
 
     def is_over(self) -> None:
@@ -177,7 +177,7 @@ class FirstPass:
         if not self._is_known:
             self._seeds, self._is_known = self._saved, True
 
-    def continue_from(self, saved: WorkerState) -> None:
+    def continue_from(self, saved: Saved) -> None:
         """The first pass was made in this process."""
         self.resume(saved)
         self._seeds, self._is_known = self._saved, self._saved is not None
@@ -192,5 +192,5 @@ class FirstPass:
         return [Finding("first-pass", self._name)] if is_other else []
 
     def capture(self) -> dict[str, SharedTensor]:
-        """Returns the tensors of a snapshot."""
+        """Returns the tensors of the input's piece."""
         return {_SEEDS + self._name: SharedArray(np.array(self._seeds, np.int64))} if self._seeds else {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -19,47 +19,74 @@ from keras_dist_callbacks._compat.input_inspection import PythonCode
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.findings import Finding, made
 from keras_dist_callbacks.backups.json_values import from_json, to_json
-from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, Saved, SharedArray, SharedTensor
 from keras_dist_callbacks.inputs.order import InputOrder
 from keras_dist_callbacks.inputs.passes import DatasetPasses, FirstPass
 from keras_dist_callbacks.inputs.sources import is_stateless, stateful_source_of
 from keras_dist_callbacks.inputs.variables import InputVariables
+from keras_dist_callbacks.process_runs import RunsIn
+from keras_dist_callbacks.state.part import Moment, Part
 from keras_dist_callbacks.terminal import reading
 
-_TOPIC = "input"
-_EPOCH_ENDS = "input/epoch_end/"
+_OWN = "own"
+_EPOCH_ENDS = "epoch_end/"
 
 
-class DataPosition:
-    """The input of one fit.
+class InputCode(Protocol):
+    """The user's Python code in the input, which another part saves."""
+
+    def note_begun(self) -> None:
+        """The `on_epoch_begin` of a PyDataset was called, and no batch is read yet."""
+
+    def note_read(self) -> None:
+        """All batches of an epoch were read, and the `on_epoch_end` of a PyDataset is to be called."""
+
+    @property
+    def doubt(self) -> str | None:
+        """Why the batches of a PyDataset may be others when an epoch is read again; None if nothing was found."""
+
+
+class DataPosition(Part):
+    """The input of one fit, validation data included.
 
     Args:
         fit: The running fit.
         callbacks: Its callbacks.
+        code: Its Python code.
+        uses: Says of a variable's key whether the model has it or its train step uses it.
+        this_fit: What distinguishes this fit from others in the same directory, see `resume_mode.describe_fit`.
+        runs: Those.
         read_again: Whether past epochs are read again instead of creating their iterators only.
         shown: Whether a bar may be drawn while they are.
-        epoch_begun: Called after the `on_epoch_begin` of a PyDataset, before a batch is read.
-        epoch_read: Called when all batches of an epoch were read, before the `on_epoch_end` of a PyDataset.
 
     Attributes:
         hides: The state that it hides.
         passes: Those over the same dataset.
         order: The orders of its passes, where no seed makes them repeatable.
-        state: The input's own account of its position at the last `note`, for the snapshot.
-        tensors: The arrays in it.
+        first_epoch: The data had no iterators before it; None before any epoch.
+        validations: How many were complete since.
     """
+
+    name = "input"
 
     def __init__(
         self,
         fit: RunningFit,
         callbacks: Iterable[Any],
+        code: InputCode,
+        uses: Callable[[int], bool],
+        this_fit: Mapping[str, JSON],
+        runs: RunsIn,
         *,
         read_again: bool,
         shown: bool,
-        epoch_begun: Callable[[], None],
-        epoch_read: Callable[[], None],
     ) -> None:
         self._fit = fit
+        self._code, self._uses = code, uses
+        self._this_fit, self._runs = this_fit, runs
+        self.first_epoch: int | None = None
+        self.validations = 0
+        self._shares: bool | None = None  # whether each fit of a loop gets the input object of the one before, if known
         self._read_again = read_again
         self._shown = shown
         self._addressing = [c for c in callbacks if static.attribute(c, "_kdc_addresses_epochs") is True]
@@ -74,12 +101,12 @@ class DataPosition:
             of_validation=self._validation,
         )
         self.order = InputOrder(fit, is_addressed=bool(self._addressing))
-        self._epoch_hooks = _EpochHooks(fit.input, epoch_begun, epoch_read)
+        self._epoch_hooks = _EpochHooks(fit.input, code)
         self._moved: set[str] = set()  # random states that the input's own code draws from
         self._since: JSON = None
         self._begins_amiss = fit.begins_with_batches_of_another_pass
-        self.state: dict[str, JSON] = {}
-        self.tensors: dict[str, SharedTensor] = {}
+        self._own: dict[str, JSON] = {}  # the input's account of its position at the last `note`
+        self._arrays: dict[str, SharedTensor] = {}
         self.passes = DatasetPasses(fit)
         given = None if self._addressing else fit.input
         self._first = FirstPass("training data", given, has_strategy=fit.has_strategy)
@@ -93,8 +120,13 @@ class DataPosition:
         """
         self.hides.note_epoch()
         found = None if self._source_state is None else self._source_state.get()
-        self.tensors = {}
-        self.state = {} if found is None else {_TOPIC: to_json(dict(found), _TOPIC, self.tensors)}
+        self._arrays = {}
+        self._own = {} if found is None else {_OWN: to_json(dict(found), _OWN, self._arrays)}
+
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch begins."""
+        if self.first_epoch is None:
+            self.first_epoch = epoch
 
     def enter_epoch(self, epoch: int, *, resuming: bool) -> None:
         """The first batch of an epoch is about to be asked for, maybe of one that was interrupted."""
@@ -112,23 +144,31 @@ class DataPosition:
         """Within fit, before its first batch is asked for."""
         self._first_of_validation.watch(getattr(self._fit.model, "_eval_epoch_iterator", None))
 
-    def restore(self, saved: WorkerState, first: int) -> list[Finding]:
-        """Puts the input at the beginning of the saved epoch.
-
-        Args:
-            saved: The backup.
-            first: The epoch with which the interrupted run had begun.
+    def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
+        """Makes past passes again; enters the interrupted one, of which the trained batches are then read and dropped.
 
         Returns:
             What could not be put back.
         """
-        knows_position = self._source_state is not None and _TOPIC in saved.state
+        if moment is Moment.EPOCH:
+            self.enter_epoch(saved.position.epoch, resuming=True)
+        if moment is Moment.STEP:
+            self._note_moved()
+            self.hides.restore_read_only()
+            return self._other_passes()
+        return self._begin(saved) if moment is Moment.START else []
+
+    def _begin(self, saved: Saved) -> list[Finding]:
+        """Puts the input at the beginning of the saved epoch."""
+        self._take_over(saved)
+        notes, first = self._begin_next_fit(saved), self.first_epoch or 0
+        knows_position = self._source_state is not None and _OWN in saved.mine.state
         by_itself = bool(self._addressing) or (knows_position and not self.reshuffles)  # shuffles count the passes
         counted = self.passes.compare(saved, addressed=by_itself)
-        notes = counted + self.hides.match_backup(saved) + self.order.restore(saved)
-        self._epoch_hooks.replay(saved.tensors)
+        notes += counted + self.hides.match_backup(saved) + self.order.restore(saved)
+        self._epoch_hooks.replay(saved.mine.tensors)
         self.passes.restore(saved)
-        by_count, validations = self.passes.by_count, int(saved.state["num_validations"])
+        by_count, validations = self.passes.by_count, int(saved.mine.state["num_validations"])
         if saved.position.epoch > first or saved.position.kind == "within":  # otherwise no pass is made again
             self._first.resume(saved, is_compared=not counted)
             self._first_of_validation.resume(saved)
@@ -153,7 +193,7 @@ class DataPosition:
         self._epoch_hooks.replayed()
         self._note_moved()
         self._restore_own_state(saved)
-        self._fit.set_num_batches(saved.state.get("num_batches"))
+        self._fit.set_num_batches(saved.mine.state.get("num_batches"))
         if saved.position.kind != "within":
             notes += self._other_passes()
             if self._fit.starts_fresh_iterator:
@@ -162,18 +202,44 @@ class DataPosition:
                 self.hides.restore_read_only()
         return notes
 
-    def note_finished(self, saved: WorkerState, initial_epoch: int) -> None:
+    def _take_over(self, saved: Saved) -> None:
+        """The data's iterators are as old as they were for the backup."""
+        state = saved.mine.state
+        self.first_epoch, self.validations = int(state["first_epoch"]), int(state["num_validations"])
+        self._shares = state.get("shares_input")
+
+    def _begin_next_fit(self, saved: Saved) -> list[Finding]:
+        """In a loop of fits: the script may give each fit a new dataset, or the same one again."""
+        if saved.position.kind != "end" or self._fit.initial_epoch != saved.position.epoch:
+            return []
+        is_next = self._shares is False
+        if self.order.is_of_fit:
+            is_next = saved.mine.state["fit"] != self._this_fit["number"]  # and not the same one with more epochs
+        if is_next:
+            self.first_epoch, self.validations = saved.position.epoch, 0
+        elif self._shares is None and self.shares_passes:
+            return [Finding("same-dataset")]
+        return []
+
+    def adopt(self, saved: Saved) -> list[Finding]:
         """The fit is finished: what follows finds its input as the fit has left it."""
-        self.passes.note_finished(saved, initial_epoch)
+        self.passes.note_finished(saved, int(self._this_fit["initial_epoch"]))
         self._restore_own_state(saved)
+        return []
 
-    def _restore_own_state(self, saved: WorkerState) -> None:
+    def _restore_own_state(self, saved: Saved) -> None:
         """Gives an input that knows its position its own account of it."""
-        if self._source_state is not None and _TOPIC in saved.state:
-            self._source_state.set(from_json(saved.state[_TOPIC], saved.tensors))
+        if self._source_state is not None and _OWN in saved.mine.state:
+            self._source_state.set(from_json(saved.mine.state[_OWN], saved.mine.tensors))
 
-    def continue_from(self, saved: WorkerState) -> None:
-        """The run continues in this process, and its input is where it was left."""
+    def continue_from(self, saved: Saved) -> None:
+        """The run continues in this process; if with the same input, it is where it was left."""
+        shares = self._runs.left.source() is self._fit.input and not self.order.is_of_fit
+        if shares:
+            self._take_over(saved)
+        self._shares = shares
+        if not shares:
+            return
         self.passes.continue_from(saved)
         self._first.continue_from(saved)
         self._first_of_validation.continue_from(saved)
@@ -189,18 +255,28 @@ class DataPosition:
         with reading("reading past epochs again", total, shown=self._shown) as advance:
             replay.read_epochs(self._fit, first, epoch, validations, advance, by_count)
 
-    def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """Returns the topics and tensors of a snapshot: the input's own account, and what it hides."""
-        topics, tensors = self.hides.capture()
+    def capture(self, position: Position) -> Piece:
+        """Returns the input's own account, what it hides, and how often it was read."""
+        if position.kind != "within":
+            self.note()
+        hidden, tensors = self.hides.capture()
         of_passes, passes = self.passes.capture()
-        return {**self.state, **topics, **of_passes, **self.order.capture()}, {
-            **self.tensors,
-            **tensors,
-            **passes,
+        topics: dict[str, JSON] = {
+            **{**self._own, **hidden, **of_passes, **self.order.capture()},
+            "fit": self._this_fit["number"],
+            "num_batches": self._fit.num_batches,
+            "first_epoch": self.first_epoch or 0,
+            "num_validations": self.validations,
+        }
+        if self._shares is not None:
+            topics["shares_input"] = self._shares
+        tensors = {
+            **{**self._arrays, **tensors, **passes},
             **self._first.capture(),
             **self._first_of_validation.capture(),
             **self._epoch_hooks.capture(),
         }
+        return Piece(topics, tensors, tuple(self._found()))
 
     def close(self) -> None:
         """Takes every wrapper away."""
@@ -213,12 +289,6 @@ class DataPosition:
         """Puts random states back, but those that reading the input moves: these it has moved to where they belong."""
         rng.restore(state, leave=self._moved)
         self._since = state
-
-    def read_again(self) -> list[Finding]:
-        """The batches that the interrupted run had consumed were read; returns what of them were others."""
-        self._note_moved()
-        self.hides.restore_read_only()
-        return self._other_passes()
 
     def _begun(self, iterator: Any, is_training: bool) -> None:
         (self._first if is_training else self._first_of_validation).begun(iterator)
@@ -239,19 +309,15 @@ class DataPosition:
         if count is not None and self._fit.shuffles_py_dataset and rng.is_shuffle_of(count, since):
             self._moved.discard("python")  # Keras' own shuffle, which is over when the first batch is there
 
-    def found(self, used_by_training: Callable[[int], bool], doubt: str | None) -> list[Finding]:
-        """Returns what the input does not repeat, or may not, for the snapshot.
-
-        Args:
-            used_by_training: Says of a variable's key whether the model has it or its train step uses it.
-            doubt: Why the batches of a PyDataset may be others when an epoch is read again; None if nothing was found.
-        """
-        late = [Finding("position-late")] if self._source_state is not None and not self.state else []
+    def _found(self) -> list[Finding]:
+        """Returns what the input does not repeat, or may not."""
+        late = [Finding("position-late")] if self._source_state is not None and not self._own else []
+        doubt = self._code.doubt
         return [
             *(finding for code in self._unsettled() for finding in self._of_code(code, doubt)),
             *self.reasons,
             *late,
-            *self.hides.shared(used_by_training),
+            *self.hides.shared(self._uses),
             *self.order.unseeded,
             *self.conditions,
         ]
@@ -317,12 +383,11 @@ class _EpochHooks:
 
     Args:
         source: What the user passed to `fit()`.
-        begun: Called after its `on_epoch_begin`.
-        read: Called before its `on_epoch_end`, in an epoch that is trained.
+        code: Hears of them, of `on_epoch_end` in an epoch that is trained.
     """
 
-    def __init__(self, source: Any, begun: Callable[[], None], read: Callable[[], None]) -> None:
-        self._source, self._begun, self._read = source, begun, read
+    def __init__(self, source: Any, code: InputCode) -> None:
+        self._source, self._code = source, code
         self._own = {
             hook: getattr(source, hook) for hook in ("on_epoch_begin", "on_epoch_end") if _has_own(source, hook)
         }
@@ -332,7 +397,7 @@ class _EpochHooks:
         self._past: list[Any] = []
 
     def capture(self) -> dict[str, SharedTensor]:
-        """Returns the tensors of a snapshot, one for each call so far; those of past epochs are not written again."""
+        """Returns the tensors of a piece, one for each call so far; those of past epochs are not written again."""
         return {f"{_EPOCH_ENDS}{number}": held for number, held in enumerate(self._states)}
 
     def replay(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -352,14 +417,14 @@ class _EpochHooks:
     def on_epoch_begin(self) -> None:
         """In place of the dataset's own."""
         self._own["on_epoch_begin"]()
-        self._begun()
+        self._code.note_begun()
 
     def on_epoch_end(self) -> None:
         """In place of the dataset's own."""
         if self._past:
             rng.restore(self._past.pop(0))
         else:
-            self._read()
+            self._code.note_read()
         text = json.dumps(rng.capture()).encode()
         self._states.append(SharedArray(np.frombuffer(text, np.uint8)))
         self._own["on_epoch_end"]()

@@ -14,11 +14,10 @@ import numpy as np
 from keras_dist_callbacks._compat import graphs, pipeline, rng
 from keras_dist_callbacks._compat.input_inspection import InputInspection
 from keras_dist_callbacks.backups.findings import Finding
-from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor, WorkerState, strip_counters
+from keras_dist_callbacks.backups.snapshot import JSON, Saved, SharedArray, SharedTensor, strip_counters
 
-TOPIC = "input_variables"
+_VARIABLES, _RNG = "variables", "random"
 _NOTHING = InputInspection()
-_RNG = "rng_at_input"
 _FIRST, _START, _NOW = "first", "start", "now"
 _CACHED, _SINCE = "cached", "since"
 _FILES = "files"
@@ -55,7 +54,7 @@ class InputVariables:
         self._held: dict[str, list[SharedTensor]] = {}
         self._when_cached: list[SharedTensor] = []
         self._rng: JSON = None
-        self._saved: WorkerState | None = None
+        self._saved: Saved | None = None
         self._is_open = False
         self._changed_meanwhile: set[str] = set()
         self.validation = validation
@@ -86,8 +85,8 @@ class InputVariables:
             self._changed_meanwhile |= {reads[key] for key in changed}
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """Returns the topics and tensors of a snapshot."""
-        topics: dict[str, JSON] = {TOPIC: [[r.name, r.dtype.name] for r in self._all]}
+        """Returns the topics and tensors of the input's piece."""
+        topics: dict[str, JSON] = {_VARIABLES: [[r.name, r.dtype.name] for r in self._all]}
         if self._rng is not None:
             topics[_RNG] = self._rng
         held: dict[str, list[SharedTensor]] = {**self._held, _NOW: [r.hold() for r in self._all]}
@@ -98,45 +97,45 @@ class InputVariables:
         held |= {_CACHED: self._when_cached, _SINCE: [r.hold() for r in self._cached]}
         return topics, {_name(when, i): value for when, values in held.items() for i, value in enumerate(values)}
 
-    def match_backup(self, saved: WorkerState) -> list[Finding]:
-        """Matches a backup with the input, and puts the input where the interrupted run had begun.
+    def match_backup(self, saved: Saved) -> list[Finding]:
+        """Matches what is saved with the input, and puts the input where the interrupted run had begun.
 
         Returns:
             What cannot be put back.
         """
         self._refresh()
-        found = self._difference(saved.state.get(TOPIC))
+        found = self._difference(saved.mine.state.get(_VARIABLES))
         if not found:
             self._saved = saved
             self._assign(_FIRST)
             self.continue_from(saved)
         return [*found, *self._changed_since_cached(saved)]
 
-    def _changed_since_cached(self, saved: WorkerState) -> list[Finding]:
+    def _changed_since_cached(self, saved: Saved) -> list[Finding]:
         """Returns what a cache had kept in the first pass and another one would not, because it has changed since."""
         changed = []
         for number, resource in enumerate(self._cached):
-            then, since = (_found(saved.tensors, when, number) for when in (_CACHED, _SINCE))
+            then, since = (_found(saved.mine.tensors, when, number) for when in (_CACHED, _SINCE))
             if then is not None and since is not None and not np.array_equal(then, since):
                 changed.append(Finding("cached-variable", detail=(strip_counters(resource.name),)))
         return changed
 
-    def continue_from(self, saved: WorkerState) -> None:
+    def continue_from(self, saved: Saved) -> None:
         """The next backups hold the same first pass as this one, wherever it was taken."""
-        if _name(_FIRST, 0) in saved.tensors:
-            self._held[_FIRST] = [SharedArray(saved.tensors[_name(_FIRST, i)]) for i in range(len(self._all))]
-        cached = [_found(saved.tensors, _CACHED, i) for i in range(len(self._cached))]
+        if _name(_FIRST, 0) in saved.mine.tensors:
+            self._held[_FIRST] = [SharedArray(saved.mine.tensors[_name(_FIRST, i)]) for i in range(len(self._all))]
+        cached = [_found(saved.mine.tensors, _CACHED, i) for i in range(len(self._cached))]
         if all(value is not None for value in cached):
             self._when_cached = list(map(SharedArray, cached))
 
     def restore_epoch_start(self) -> None:
         """Before the first batch of the iterator that the interrupted run was reading from."""
         self._refresh()
-        if self._saved is not None and not self._difference(self._saved.state.get(TOPIC)):
+        if self._saved is not None and not self._difference(self._saved.mine.state.get(_VARIABLES)):
             self._assign(_START)
             self.other_files = self._changed_files(self._saved)
-            if _RNG in self._saved.state:
-                rng.restore(self._saved.state[_RNG])
+            if _RNG in self._saved.mine.state:
+                rng.restore(self._saved.mine.state[_RNG])
         self.note_start()
 
     def _files(self) -> list[bool]:
@@ -146,9 +145,9 @@ class InputVariables:
         read = [dataset for dataset in (self._dataset, self._of_validation) if hasattr(dataset, "_inputs")]
         return [pipeline.is_kept_whole(stage) for stage in pipeline.draw_before_files(read)]
 
-    def _changed_files(self, saved: WorkerState) -> list[Finding]:
+    def _changed_files(self, saved: Saved) -> list[Finding]:
         for number, now in enumerate(self._files()):
-            then = _found(saved.tensors, _FILES, number)
+            then = _found(saved.mine.tensors, _FILES, number)
             if then is not None and bool(then) != now:
                 return [Finding("draws-around-new-files" if now else "draws-around-lost-files")]
         return []
@@ -206,7 +205,7 @@ class InputVariables:
         if self._saved is None:
             return
         for number, resource in enumerate(self._all):
-            value = _found(self._saved.tensors, when, number)
+            value = _found(self._saved.mine.tensors, when, number)
             if value is not None and (only is None or resource.key in only):
                 resource.assign(value)
 
@@ -216,7 +215,7 @@ def _found(tensors: Mapping[str, Any], when: str, number: int) -> Any:
 
 
 def _name(when: str, number: int) -> str:
-    return f"input/{when}/{number}"
+    return f"{when}/{number}"
 
 
 def _spec(name: str, dtype: str) -> str:

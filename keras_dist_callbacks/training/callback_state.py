@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +18,11 @@ from keras_dist_callbacks import static, validation
 from keras_dist_callbacks._compat import keras_callbacks, library_state
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.json_values import from_json, to_json
-from keras_dist_callbacks.backups.manifest import CALLBACK
-from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, Saved, SharedTensor
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, ConfigError
 from keras_dist_callbacks.inputs.sources import is_stateless
 from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.state.part import Moment, Part, arrived
 
 GetState = Callable[[Any], dict[str, Any]]
 SetState = Callable[[Any, dict[str, Any]], None]
@@ -169,6 +169,45 @@ def _says_itself(value: Any) -> bool:
     return registered or _has_own_state(value)
 
 
+class CallbackStates(Part):
+    """The state of all callbacks of a fit.
+
+    Args:
+        callbacks: All whose state belongs to training.
+
+    Attributes:
+        all: As given.
+        missed: What they did not do around the last batch, because of an exception.
+    """
+
+    name = "callbacks"
+
+    def __init__(self, callbacks: Sequence[Any]) -> None:
+        self.all = callbacks
+        self._saved: Saved | None = None
+        self._found: list[Finding] = []
+        self.missed: Sequence[Finding] = ()
+
+    def capture(self, position: Position) -> Piece:
+        """Returns a topic for each callback that has a state."""
+        state, tensors = capture_callbacks(self.all)
+        return Piece(state, tensors, tuple(self.missed))
+
+    def check(self, saved: Saved) -> None:
+        """Notes what `put_back` puts back."""
+        self._saved = saved
+
+    def put_back(self) -> None:
+        """Gives each callback its state back; amid the restore of its other attributes, by the part that does that."""
+        if self._saved is not None:
+            piece = self._saved.mine
+            self._found = restore_callbacks(self.all, piece.state, piece.tensors)
+
+    def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
+        """Returns what did not match."""
+        return self._found if moment is arrived(saved.position) else []
+
+
 def capture_callbacks(callbacks: Iterable[Any]) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
     """Returns the state of each callback that has one, and the arrays it contains.
 
@@ -183,21 +222,20 @@ def capture_callbacks(callbacks: Iterable[Any]) -> tuple[dict[str, JSON], dict[s
         copy = not type(member.callback).__module__.startswith("keras.")  # Keras replaces arrays, and writes to none
         found = _get(name, member.callback, member.entry)
         try:
-            state[name] = to_json(found, f"callbacks/{name}", tensors, copy=copy)
+            state[name] = to_json(found, name, tensors, copy=copy)
         except BackupError as error:
-            raise BackupError(f"the state of a callback cannot be saved: {error}") from None
+            raise BackupError(f"the state of a callback cannot be saved: callbacks/{error}") from None
     return state, tensors
 
 
-def prepare_callbacks(callbacks: Iterable[Any], saved: WorkerState) -> Preparation:
+def prepare_callbacks(callbacks: Iterable[Any], saved: Saved) -> Preparation:
     """Saves from their own `on_train_begin` what callbacks need to continue: files that it would overwrite."""
     done: dict[str, keras_callbacks.Prepared] = {}
     with contextlib.ExitStack() as prepared:
         for name, member in _members(callbacks).items():
-            topic = CALLBACK + name
-            if member.entry is not None and member.entry.prepare is not None and topic in saved.state:
+            if member.entry is not None and member.entry.prepare is not None and name in saved.mine.state:
                 try:
-                    state = from_json(saved.state[topic], saved.tensors)
+                    state = from_json(saved.mine.state[name], saved.mine.tensors)
                     done[name] = member.entry.prepare(member.callback, state)
                 except (KeyError, TypeError, ValueError) as error:
                     raise _not_accepted(name, error) from error

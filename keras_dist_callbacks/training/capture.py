@@ -1,33 +1,32 @@
-"""Variables, random states, callbacks and progress: captured into a snapshot, applied from a backup."""
+"""The variables that Keras lists: captured, and assigned from a backup."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks._compat import model_parts, variables
+from keras_dist_callbacks._compat import building, model_parts, variables
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.json_values import to_json
-from keras_dist_callbacks.backups.manifest import CALLBACK
 from keras_dist_callbacks.backups.snapshot import (
     JSON,
-    VARIABLE,
+    VARIABLES,
+    Piece,
     Position,
+    Saved,
     SharedTensor,
-    Snapshot,
-    WorkerState,
     stored_components,
     strip_counters,
-    tensor_name,
 )
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError
+from keras_dist_callbacks.state.part import Moment, Part, arrived
 from keras_dist_callbacks.terminal import first_few
-from keras_dist_callbacks.training.callback_state import capture_callbacks, restore_callbacks
 
 Array = np.ndarray[Any, Any]
+_METRICS = "metrics"
 
 
 def redistribute(values: Sequence[Array], aggregation: str, count: int) -> list[Array]:
@@ -60,33 +59,78 @@ def _is_real(value: Array) -> bool:
     return bool(value.dtype.kind == "f" or value.dtype.name == "bfloat16")
 
 
-def capture(
-    model: Any,
-    callbacks: Iterable[Any],
-    position: Position,
-    topics: Mapping[str, JSON],
-    arrays: Mapping[str, SharedTensor] | None = None,
-) -> Snapshot:
-    """Takes a snapshot of this worker; variables are read and held, not copied.
+class ModelVariables(Part):
+    """The variables that Keras lists: the model's, its optimizer's, metrics' and seed generators'.
 
     Args:
-        model: The model in training.
-        callbacks: All callbacks whose state belongs to training.
-        position: Where training is.
-        topics: Further state: random states, logs, progress.
-        arrays: Those that `topics` refer to.
+        model: The model in training, or what stands for one.
+        cluster: This worker's place.
+        leave: Returns the keys of variables that are right already when they are put back.
     """
-    found = variables.variable_set(model)
-    tensors: dict[str, SharedTensor] = {
-        f"{VARIABLE}/{label}": held for label, held in zip(found.labels, found.hold(), strict=True)
-    }
-    callback_state, callback_arrays = capture_callbacks(callbacks)
-    tensors.update(callback_arrays)
-    tensors.update(arrays or {})
-    state: dict[str, JSON] = {CALLBACK + name: value for name, value in callback_state.items()}
-    state["metric_variables"] = metric_names(model, found.named)
-    state.update(topics)
-    return Snapshot(position, tensors, state)
+
+    name = VARIABLES
+
+    def __init__(self, model: Any, cluster: Cluster, leave: Callable[[], Collection[int]] = tuple) -> None:
+        self._model, self._cluster, self._leave = model, cluster, leave
+        self._saved: Saved | None = None
+
+    def capture(self, position: Position) -> Piece:
+        """Returns every component of every variable; they are read and held, not copied."""
+        found = variables.variable_set(self._model)
+        held = dict(zip(found.labels, found.hold(), strict=True))
+        return Piece({_METRICS: metric_names(self._model, found.named)}, held)
+
+    @property
+    def saved_names(self) -> tuple[list[str], list[str]]:
+        """The names of the backup's variables, and which of them are metrics'."""
+        return ([], []) if self._saved is None else (saved_names(self._saved), self._saved.mine.state[_METRICS])
+
+    def forget(self) -> None:
+        """What fits of the backup is assigned, and nothing is put back once more."""
+        self._saved = None
+
+    def check(self, saved: Saved) -> None:
+        """Compares names, shapes and types, if all variables are built.
+
+        Raises:
+            BackupMismatchError: The backup is of another model.
+        """
+        self._saved = saved
+        if not building.unbuilt_layers(self._model) and not building.has_unbuilt_variables(self._model):
+            self._match(saved, variables.variable_set(self._model).named)
+
+    def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
+        """Assigns every component of every variable, locally; returns what could not be restored exactly.
+
+        Under another number of replicas than the backup was made with, mirrored values stay exact and others are
+        merged, see `redistribute`. Layers are finished as Keras' own loading does it.
+
+        Raises:
+            BackupMismatchError: The backup is of another model; nothing was assigned.
+        """
+        if moment is not arrived(saved.position):
+            return []
+        self._saved = saved
+        return self.put_back()
+
+    def put_back(self) -> list[Finding]:
+        """Does the same, once more: what ran since may have changed variables."""
+        saved = self._saved
+        if saved is None:
+            return []
+        if f"{variables.GLOBAL_SEED_GENERATOR}@0" in saved.mine.tensors:
+            variables.create_global_seed_generator()
+        current = variables.variable_set(self._model).named
+        matched, found = self._match(saved, current)
+        _assign(current, matched, saved, self._cluster, self._leave())
+        model_parts.finalize(self._model)
+        return found
+
+    def _match(
+        self, saved: Saved, current: Mapping[str, Any]
+    ) -> tuple[dict[str, list[np.ndarray[Any, Any]]], list[Finding]]:
+        metrics, fresh = set(metric_names(self._model, current)), _never_applied(self._model, current)
+        return match_variables(current, saved, metrics, fresh)
 
 
 def jsonable_logs(logs: Mapping[str, Any], tensors: dict[str, SharedTensor]) -> JSON:
@@ -94,34 +138,7 @@ def jsonable_logs(logs: Mapping[str, Any], tensors: dict[str, SharedTensor]) -> 
     return to_json(_plain_logs(logs), "logs", tensors)
 
 
-def apply_variables(model: Any, saved: WorkerState, cluster: Cluster, *, leave: Collection[int] = ()) -> list[Finding]:
-    """Assigns every component of every variable, locally.
-
-    Under another number of replicas than the backup was made with, mirrored values stay exact and others are
-    merged, see `redistribute`. Layers are finished as Keras' own loading does it.
-
-    Args:
-        model: The model in training.
-        saved: The backup.
-        cluster: This worker's place.
-        leave: Keys of variables that are right already.
-
-    Returns:
-        What could not be restored exactly.
-
-    Raises:
-        BackupMismatchError: The backup is of another model; nothing was assigned.
-    """
-    if tensor_name(variables.GLOBAL_SEED_GENERATOR, 0) in saved.tensors:
-        variables.create_global_seed_generator()
-    current = variables.variable_set(model).named
-    matched, notes = match_variables(current, saved, set(metric_names(model, current)), _never_applied(model, current))
-    _assign(current, matched, saved, cluster, leave)
-    model_parts.finalize(model)
-    return notes
-
-
-def assign(current: Mapping[str, Any], partners: Mapping[str, str], saved: WorkerState, cluster: Cluster) -> None:
+def assign(current: Mapping[str, Any], partners: Mapping[str, str], saved: Saved, cluster: Cluster) -> None:
     """Assigns those variables that have a partner in the backup.
 
     Args:
@@ -143,14 +160,14 @@ def assign(current: Mapping[str, Any], partners: Mapping[str, str], saved: Worke
 def _assign(
     current: Mapping[str, Any],
     matched: Mapping[str, Sequence[np.ndarray[Any, Any]]],
-    saved: WorkerState,
+    saved: Saved,
     cluster: Cluster,
     leave: Collection[int] = (),
 ) -> None:
     for name, values in matched.items():
         components = variables.components(current[name])
         count = len(components)
-        if saved.other_workers or len(values) != count:
+        if saved.others or len(values) != count:
             values = redistribute(values, variables.aggregation(current[name]), count * cluster.num_workers)
             values = values[cluster.worker_index * count :][:count]
         for component, value in zip(components, values, strict=True):
@@ -158,19 +175,13 @@ def _assign(
                 variables.assign(component, value)
 
 
-def apply_callbacks(callbacks: Iterable[Any], saved: WorkerState) -> list[Finding]:
-    """Gives all callbacks their state back; returns what did not match."""
-    state = {topic.removeprefix(CALLBACK): v for topic, v in saved.state.items() if topic.startswith(CALLBACK)}
-    return restore_callbacks(callbacks, state, saved.tensors)
-
-
-def saved_variables(saved: WorkerState) -> list[str]:
+def saved_names(saved: Saved) -> list[str]:
     """Returns the names of all variables that Keras lists in a backup."""
-    return list(stored_components(saved.tensors))
+    return list(stored_components(saved.mine.tensors))
 
 
 def match_variables(
-    current: Mapping[str, Any], saved: WorkerState, metrics: set[str], fresh: Collection[str] = ()
+    current: Mapping[str, Any], saved: Saved, metrics: set[str], fresh: Collection[str] = ()
 ) -> tuple[dict[str, list[np.ndarray[Any, Any]]], list[Finding]]:
     """Finds the saved components of each current variable.
 
@@ -188,9 +199,11 @@ def match_variables(
         BackupMismatchError: Names, shapes or types differ; the message names the first that do.
     """
     stored = _of_all_workers(saved)
+    if variables.GLOBAL_SEED_GENERATOR not in current:  # its first use, which a restore precedes, makes it
+        stored.pop(variables.GLOBAL_SEED_GENERATOR, None)
     if variables.GLOBAL_SEED_GENERATOR not in stored:  # its first use was still to come: its initial state is right
         current = {name: v for name, v in current.items() if name != variables.GLOBAL_SEED_GENERATOR}
-    metrics = metrics | set(saved.state["metric_variables"])
+    metrics = metrics | set(saved.mine.state[_METRICS])
     matched: dict[str, list[np.ndarray[Any, Any]]] = {}
     not_restored: list[str] = []
     new = _new_and_unused(list(current), list(stored), metrics, fresh)
@@ -254,9 +267,9 @@ def _check_shape(name: str, component: Any, value: np.ndarray[Any, Any]) -> None
         )
 
 
-def _of_all_workers(saved: WorkerState) -> dict[str, list[np.ndarray[Any, Any]]]:
-    stored = stored_components(saved.tensors)
-    for tensors in saved.other_workers:
+def _of_all_workers(saved: Saved) -> dict[str, list[np.ndarray[Any, Any]]]:
+    stored = stored_components(saved.mine.tensors)
+    for tensors in saved.others:
         for name, values in stored_components(tensors).items():
             stored[name] += values
     return stored

@@ -7,92 +7,31 @@ layers, a second optimizer that is an attribute of the model.
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from keras_dist_callbacks._compat import building, environment, graphs, model_parts, variables
+from keras_dist_callbacks._compat import environment, graphs, model_parts, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
-from keras_dist_callbacks.backups.findings import Finding
-from keras_dist_callbacks.backups.manifest import OPTIMIZED
-from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState, strip_counters
-from keras_dist_callbacks.errors import BackupMismatchError
-from keras_dist_callbacks.terminal import first_few
-from keras_dist_callbacks.training.capture import saved_variables
+from keras_dist_callbacks.backups.findings import Finding, sentences
+from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, Saved, strip_counters
+from keras_dist_callbacks.state.part import Moment, Part, arrived
+from keras_dist_callbacks.terminal import first_few, warn
 
-TOPIC = "untracked_variables"
-"""The topic with the names and types of variables that the train step holds on to."""
-
-_TENSOR = "hidden"
+_TOPIC = "variables"  # names and types of those that the train step holds on to
 
 
-def build_like(saved: WorkerState, fit: RunningFit) -> None:
-    """Makes the variables that the default strategy leaves to the first step, before a backup is restored.
-
-    By tracing the train step: it makes them as the interrupted run's first step did, such as an optimizer's for a part
-    of the weights only. In eager mode, no optimizer gets variables of which the backup knows nothing.
-    """
-    model, listed, hidden = fit.model, saved_variables(saved), saved.state.get(TOPIC) or []
-    if not model.run_eagerly and graphs.trace(fit):
-        return
-    if building.has_unbuilt_layers(model):
-        try:
-            graphs.trace_eager_step(fit)
-        except Exception:
-            if building.unbuilt_layers(model):
-                raise
-    building.build_optimizer_for(model, saved.state.get(OPTIMIZED) or [])
-    building.build_optimizer_like(model.optimizer, model, listed)
-    building.build_metrics(fit)
-    building.build_other_optimizers_like(model, [name for name, _ in hidden])
-    building.build_optimizer_if_saved(model, listed, saved.state["metric_variables"])
+def names_of_step(saved: Saved) -> list[str]:
+    """Returns the names of the variables that only the train step held."""
+    return [name for name, _ in saved.mine.state.get(_TOPIC) or []]
 
 
-class NotBuiltError(BackupMismatchError):
-    """A model that was not built before `fit()` cannot be built without running a step.
-
-    Args:
-        model: The model.
-        error: What went wrong when its step was traced.
-    """
-
-    def __init__(self, model: Any, error: Exception) -> None:
-        super().__init__(
-            f"the model {model.name!r} is not built and its eager train_step cannot be traced "
-            f"({type(error).__name__}: {_last_line(error)}). To resume, give the model an Input or call it on a batch "
-            "of data before fit()"
-        )
-
-
-def build(fit: RunningFit, saved: WorkerState) -> None:
-    """Builds what the interrupted run's first step has built.
-
-    Raises:
-        BackupMismatchError: The step cannot be traced.
-        NotBuiltError: The model has layers that only a step which is run eagerly can build.
-    """
-    if not building.unbuilt_layers(fit.model) and not building.has_unbuilt_variables(fit.model):
-        return
-    try:
-        build_like(saved, fit)
-    except Exception as error:
-        if building.unbuilt_layers(fit.model):
-            raise NotBuiltError(fit.model, error) from error
-        raise BackupMismatchError(
-            f"the train step cannot be traced as in the interrupted run ({type(error).__name__}: {_last_line(error)}). "
-            "The backup is unchanged: build and compile the model as before to resume, or use another directory to "
-            "start again; if a callback changes it at an epoch, do that in on_epoch_begin of that epoch or a later one"
-        ) from error
-
-
-def _last_line(error: Exception) -> str:
-    """Autograph's begin with a trace."""
-    return (str(error).strip().splitlines() or [""])[-1].strip()
-
-
-class CapturedVariables:
+class CapturedVariables(Part):
     """The hidden state of one model in training."""
 
+    name = "step"
+
     def __init__(self, fit: RunningFit) -> None:
+        self.saved_names: list[str] = []
         self._fit = fit
         self._model = fit.model
         self._seen = -1
@@ -105,9 +44,8 @@ class CapturedVariables:
         self._functions: dict[int, graphs.Operations] = {}
         self._optimizers: list[Any] = []
 
-    @property
-    def found(self) -> list[Finding]:
-        """What the step uses and no backup can hold, and what of it could not be inspected."""
+    def unheld(self) -> list[Finding]:
+        """Returns what the step uses and no backup can hold, and what of it could not be inspected."""
         found = [Finding("step-operation", detail=(label,)) for label in self._queues]
         found += [Finding("step-python", detail=(label,)) for label in self._python]
         if graphs.is_opaque(self._model):
@@ -116,21 +54,13 @@ class CapturedVariables:
         unordered = environment.unordered_sums(strategy.num_replicas_in_sync, self._unordered)
         return found + [Finding("unordered-sums", detail=(what,)) for what in unordered]
 
-    @property
-    def random(self) -> list[Finding]:
-        """Operations of the step that keep a random state in their kernel."""
-        return [Finding("step-random", detail=(label,)) for label in self._random]
-
-    def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """Returns the topics and tensors of a snapshot."""
+    def capture(self, position: Position) -> Piece:
+        """Returns the variables that the step holds on to."""
         self._inspect()
         specs: list[JSON] = [[r.name, r.dtype.name] for r in self._found]
-        held: dict[str, SharedTensor] = {f"{_TENSOR}/{i}": r.hold() for i, r in enumerate(self._found)}
-        topics: dict[str, JSON] = {TOPIC: specs}
-        if self._model.run_eagerly and self._model.optimizer is not None:
-            places = building.weights_of_partial_slots(self._model)
-            topics.update({OPTIMIZED: places} if places else {})
-        return topics, held
+        held = {str(i): r.hold() for i, r in enumerate(self._found)}
+        random = [Finding("step-random", detail=(label,)) for label in self._random]
+        return Piece({_TOPIC: specs}, held, tuple(random))
 
     @property
     def captured_keys(self) -> set[int]:
@@ -144,14 +74,16 @@ class CapturedVariables:
         self._inspect()
         return {resource.key for resource in self._found}
 
-    def restore(self, saved: WorkerState) -> list[Finding]:
-        """Finds the same variables in this process and assigns them; all or none.
+    def check(self, saved: Saved) -> None:
+        """Notes what was saved, for those who build it."""
+        self.saved_names = names_of_step(saved)
 
-        Returns:
-            That this was not possible, or nothing.
-        """
-        wanted = saved.state.get(TOPIC) or []
-        notes = self._restore_hidden(wanted, saved.tensors) if wanted else []
+    def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
+        """Finds the same variables in this process and assigns them, all or none; returns that it cannot, if so."""
+        if moment is not arrived(saved.position):
+            return []
+        wanted = saved.mine.state.get(_TOPIC) or []
+        notes = self._restore_hidden(wanted, saved.mine.tensors) if wanted else []
         if model_parts.layers_with_constants(self._model) and graphs.traces(self._model):
             self._model.make_train_function(force=True)  # what was traced holds the values from before the restore
         return notes
@@ -166,7 +98,7 @@ class CapturedVariables:
         if difference:
             return [_lost(wanted, difference)]
         for number, resource in enumerate(self._found):
-            resource.assign(tensors[f"{_TENSOR}/{number}"])
+            resource.assign(tensors[str(number)])
         return []
 
     def _inspect(self) -> None:
@@ -206,7 +138,59 @@ class CapturedVariables:
         return self._functions[id(function)]
 
 
-def set_owned(model: Any, saved: WorkerState) -> list[str]:
+class UnsavedVariables(Part):
+    """What training changes and no other part saves.
+
+    Args:
+        fit: The running fit.
+        step: What its train step holds.
+        own_keys: Returns the keys of the variables that are saved with the user's objects.
+        warn: Whether this worker warns of them.
+    """
+
+    name = "unsaved"
+
+    def __init__(
+        self, fit: RunningFit, step: CapturedVariables, own_keys: Callable[[], set[int]], *, warn: bool
+    ) -> None:
+        self._fit, self._step, self._own_keys, self._warn = fit, step, own_keys, warn
+        self._of_submodels = model_parts.steps_of_submodels(fit.model)
+        self._unknown: list[str] = []
+        self._settled: set[int] | None = None
+
+    def capture(self, position: Position) -> Piece:
+        """Returns findings alone."""
+        unknown = [Finding("variables-not-saved", detail=(name,)) for name in self._search()]
+        return Piece(findings=(*self._step.unheld(), *unknown))
+
+    def check(self, saved: Saved) -> None:
+        """Notes what the backup has named, of which nobody is warned again."""
+        self._unknown = [one.detail[0] for one in saved.mine.findings if one.code == "variables-not-saved"]
+
+    def _search(self) -> list[str]:
+        """Variables that training may change and that nothing else has found; searched when they all exist."""
+        settled = self._unused() | self._own_keys()
+        if self._settled != settled:
+            self._settled = settled
+            found = variables.untracked_variables(self._fit.model, self._step.keys | settled)
+            new = {name for name, _ in found}.difference(self._unknown)
+            self._unknown = sorted({*self._unknown, *new})
+            if new and self._warn:
+                for text in sentences(Finding("variables-not-saved", detail=(name,)) for name in sorted(new)):
+                    warn(text)
+        return self._unknown
+
+    def _unused(self) -> set[int]:
+        """Returns the variables of optimizers that belong to submodels, and that this training does not use."""
+        unused: set[int] = set()
+        for optimizer, steps in self._of_submodels:
+            keys = {variables.key(c) for v in optimizer.variables for c in variables.components(v)}
+            if model_parts.steps_taken(optimizer) == steps and not keys & self._step.captured_keys:
+                unused |= keys
+        return unused
+
+
+def set_owned(model: Any, saved: Saved) -> list[str]:
     """Assigns those variables that belong to the objects of a model which was not traced.
 
     Without a trace there is no order to go by: a name, type and shape that are there twice do not tell which is which.
@@ -214,7 +198,7 @@ def set_owned(model: Any, saved: WorkerState) -> list[str]:
     Returns:
         The names of those of the backup that are not set.
     """
-    wanted = saved.state.get(TOPIC) or []
+    wanted = saved.mine.state.get(_TOPIC) or []
     if not wanted:
         return []
     here, then = collections.defaultdict(list), collections.defaultdict(list)
@@ -223,11 +207,11 @@ def set_owned(model: Any, saved: WorkerState) -> list[str]:
             resource = graphs.Resource(c.name, c.handle, c.dtype)
             here[_spec(c.name, c.dtype.name, tuple(c.shape))].append(resource)
     for number, (name, dtype) in enumerate(wanted):
-        then[_spec(name, dtype, saved.tensors[f"{_TENSOR}/{number}"].shape)].append((name, number))
+        then[_spec(name, dtype, saved.mine.tensors[str(number)].shape)].append((name, number))
     left: list[str] = []
     for spec, named in then.items():
         if len(named) == len(here[spec]) == 1:
-            here[spec][0].assign(saved.tensors[f"{_TENSOR}/{named[0][1]}"])
+            here[spec][0].assign(saved.mine.tensors[str(named[0][1])])
         else:
             left += [name for name, _ in named]
     return left
@@ -242,7 +226,7 @@ def _first_difference(wanted: list[JSON], found: list[graphs.Resource], tensors:
         then = "none"
         if number < len(wanted):
             name, dtype = wanted[number]
-            then = _spec(name, dtype, tensors[f"{_TENSOR}/{number}"].shape)
+            then = _spec(name, dtype, tensors[str(number)].shape)
         now = found[number] if number < len(found) else None
         here = "none" if now is None else _spec(now.name, now.dtype.name, now.shape)
         if then != here:

@@ -11,15 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from keras_dist_callbacks import static, validation
-from keras_dist_callbacks._compat import environment, model_parts, rng, variables
+from keras_dist_callbacks._compat import model_parts, rng, variables
 from keras_dist_callbacks._compat.traced_functions import TracedFunctions
 from keras_dist_callbacks.backups import verdict
-from keras_dist_callbacks.backups.findings import SAVED, Finding, made, sentences
-from keras_dist_callbacks.backups.findings import to_json as to_saved
+from keras_dist_callbacks.backups.findings import Finding, sentences
 from keras_dist_callbacks.backups.json_values import from_json, to_json
-from keras_dist_callbacks.backups.manifest import ENVIRONMENT
 from keras_dist_callbacks.backups.restored import Restored
-from keras_dist_callbacks.backups.snapshot import JSON, Position, Snapshot, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, SharedTensor, Snapshot, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.coordinated_stop import StopRequest
 from keras_dist_callbacks.engine.committer import EngineOptions
@@ -40,9 +38,11 @@ from keras_dist_callbacks.progress_file import Phase, progress_file
 from keras_dist_callbacks.rehearsal import records
 from keras_dist_callbacks.rehearsal.plan import plan_in_force
 from keras_dist_callbacks.shutdown.controller import ShutdownController
+from keras_dist_callbacks.state.environment import Environment
+from keras_dist_callbacks.state.part import arrived
 from keras_dist_callbacks.terminal import say, warn
 from keras_dist_callbacks.training import resume_mode
-from keras_dist_callbacks.training.capture import apply_variables, capture
+from keras_dist_callbacks.training.capture import ModelVariables
 from keras_dist_callbacks.training.config_diff import capture_rates, changed_rates_of_loop
 from keras_dist_callbacks.training.epoch_begin import EpochBegin, update
 from keras_dist_callbacks.training.restored import agree_on_all, announce, carried, describe_run, require
@@ -146,7 +146,8 @@ class Checkpointer(NotCopyable):
         self._say = functools.partial(say, verbose=verbose > 0)
         tell = functools.partial(self._say, level=logging.WARNING)
         self._shutdown = ShutdownController(shutdown, self._engine, tell)
-        self._environment = environment.describe()
+        self._environment = Environment()
+        self._variables = ModelVariables(self._trained, self._cluster)
         self._earlier: list[Finding] = []
         self._facts = {"save_freq": repr(save_freq), "save_before_preemption": str(shutdown.save_before_preemption)}
 
@@ -385,11 +386,12 @@ class Checkpointer(NotCopyable):
 
     def _apply(self, commit: str, saved: WorkerState, now: Mapping[str, JSON]) -> None:
         found = [*verdict.changes(saved, now), *verdict.found_in(saved)]
-        found += made(environment.differences(saved.state.get(ENVIRONMENT) or {}, self._environment))
-        found += self._begin.restore(saved, lambda: apply_variables(self._trained, saved, self._cluster))
-        found += changed_rates_of_loop(saved.tensors, self._rates, self._trained.optimizer)
-        update(self.state, from_json(saved.state["user"], saved.tensors))
-        position = saved.position
+        position, listed, user = saved.position, saved.of(ModelVariables.name), saved.of("loop").mine
+        here = arrived(position)
+        found += self._environment.restore(saved.of(Environment.name), here)
+        found += self._begin.restore(saved, lambda: self._variables.restore(listed, here))
+        found += changed_rates_of_loop(saved.of("facts").mine.tensors, self._rates, self._trained.optimizer)
+        update(self.state, from_json(user.state["user"], user.tensors))
         self.epoch, self._batch, self.steps = position.epoch, position.batch, position.step
         self._schedule.begin(position.step)
         self._input.resume(saved)
@@ -417,19 +419,20 @@ class Checkpointer(NotCopyable):
     def _snapshot(self, kind: Any) -> Snapshot:
         self._begin.settle()
         position = Position(kind, self.epoch, self._batch if kind == "within" else 0, self.steps)
-        arrays = capture_rates(self._rates)
-        topics: dict[str, JSON] = {
-            "rng": rng.capture(),
-            "user": to_json(self.state, "user", arrays),
-            ENVIRONMENT: self._environment,
-            f"{SAVED}earlier": to_saved(self._earlier),
-            f"{SAVED}step": to_saved(self._found_in_functions()),
-            **self._begin.capture(),
+        arrays: dict[str, SharedTensor] = {}
+        user = to_json(self.state, "user", arrays)
+        pieces = {
+            "input": self._input.capture(position),
+            "random_at_epoch": Piece({"entered": self._input.rng_at_epoch, **self._begin.capture()}),
+            ModelVariables.name: self._variables.capture(position),
+            "step": Piece(findings=tuple(self._found_in_functions())),
+            "loop": Piece({"user": user}, arrays),
+            Environment.name: self._environment.capture(position),
+            "facts": Piece(tensors=capture_rates(self._rates)),
+            "earlier": Piece(findings=tuple(self._earlier)),
+            "random": Piece({"now": rng.capture()}),
         }
-        state, held = self._input.capture(within=kind == "within")
-        topics.update(state)
-        arrays.update(held)
-        return capture(self._trained, [], position, topics, arrays)
+        return Snapshot.of(position, pieces)
 
     def _found_in_functions(self) -> list[Finding]:
         """The train step is not known, but functions are that train what was given to be trained."""

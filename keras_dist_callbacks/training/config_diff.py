@@ -24,7 +24,7 @@ from keras_dist_callbacks.backups.snapshot import Position, SharedArray, SharedT
 from keras_dist_callbacks.process_runs import runs_of
 from keras_dist_callbacks.terminal import first_few
 
-_TENSOR = "description/facts"
+_TENSOR = "description"
 _RATE = "learning rate"
 _VALUES, _ROWS = f"/{input_values.VALUES}", ("/rows", "/shapes")
 _SAMPLES, _TIMES, _UNREAD = "/samples", "/files/times", f"/{input_values.UNREAD}"

@@ -10,10 +10,10 @@ import numpy as np
 from keras_dist_callbacks._compat import rng, variables
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.json_values import from_json, to_json
-from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState, tensor_name
+from keras_dist_callbacks.backups.snapshot import JSON, VARIABLES, SharedTensor, WorkerState
 from keras_dist_callbacks.training.capture import match_names
 
-TOPIC = "rng_before_epoch"
+_NOW, _BEGUN, _ENTERED = "random/now", "random_at_epoch/begun", "random_at_epoch/entered"
 _VARIABLES = "variables"
 _SEED_SIZES = range(2, 9)  # of a SeedGenerator's state, of tf.random.Generator's
 
@@ -45,12 +45,12 @@ class EpochBegin:
             saved: The backup.
             apply: Assigns the variables; what it finds is returned.
         """
-        if tensor_name(variables.GLOBAL_SEED_GENERATOR, 0) in saved.tensors:
+        if f"{VARIABLES}/{variables.GLOBAL_SEED_GENERATOR}@0" in saved.tensors:
             variables.create_global_seed_generator()
         of_script = self._hold(_is_global_seed)
         found = apply()
-        self._saved, self._rng, self._global_seed = saved, saved.state["rng"], self._hold(_is_global_seed)
-        if TOPIC in saved.state or saved.state.get("rng_at_epoch") is not None:
+        self._saved, self._rng, self._global_seed = saved, saved.state[_NOW], self._hold(_is_global_seed)
+        if _BEGUN in saved.state or saved.state.get(_ENTERED) is not None:
             self._assign(of_script)
         else:
             self.settle()
@@ -74,8 +74,8 @@ class EpochBegin:
         if saved is None or saved.position.kind != "within":
             self._states = {**rng.capture(), _VARIABLES: self._seeds()}
             return
-        self._states = saved.state.get(TOPIC)
-        if self._states is None or saved.state["rng_at_epoch"] is None:
+        self._states = saved.state.get(_BEGUN)
+        if self._states is None or saved.state[_ENTERED] is None:
             return  # nothing would tell when its first step begins
         self._held, self._held_state = self._hold(), _encoded(self._state)
         rng.restore(self._states)
@@ -103,7 +103,7 @@ class EpochBegin:
 
     def capture(self) -> dict[str, JSON]:
         """Returns the topic of a snapshot; none of a loop that has not begun an epoch."""
-        return {} if self._states is None else {TOPIC: self._states}
+        return {} if self._states is None else {"begun": self._states}
 
     def _parts(self) -> dict[str, Any]:
         named = variables.variable_set(self._trained).named

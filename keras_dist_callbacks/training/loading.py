@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import building, keras_in_use, model_parts, multi_worker, variables
-from keras_dist_callbacks.backups.snapshot import WorkerState, by_path
+from keras_dist_callbacks.backups.snapshot import VARIABLES, WorkerState, by_path
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine import select_backup
@@ -94,7 +94,7 @@ def load_backup(
     place = validation.path("backup_dir", backup_dir)
     store = BackupStore(Storage.open(place, storage_options, retry=retry))
     if model is None:
-        return by_path(select_backup.find_backup(store, commit, workers=0)[1].tensors)
+        return by_path(select_backup.find_backup(store, commit, workers=0)[1].of(VARIABLES).mine.tensors)
     require_built(model)
     # A model of this process alone is read for alone.
     cluster = Cluster.detect() if multi_worker.is_multi_worker(model.distribute_strategy) else Cluster()
@@ -115,7 +115,7 @@ def missing_in_words(left: Sequence[str]) -> str:
     )
 
 
-def apply(model: Any, saved: WorkerState, cluster: Cluster) -> list[str]:
+def apply(model: Any, backup: WorkerState, cluster: Cluster) -> list[str]:
     """Sets what a model has of what a backup holds: its weights, and optimizer and metrics if they are the same ones.
 
     Returns:
@@ -124,14 +124,12 @@ def apply(model: Any, saved: WorkerState, cluster: Cluster) -> list[str]:
     Raises:
         BackupMismatchError: The weights are those of another model; nothing was changed.
     """
-    optimizer = getattr(model, "optimizer", None)
-    names = capture.saved_variables(saved)
+    optimizer, saved, of_step = getattr(model, "optimizer", None), backup.of(VARIABLES), backup.of("step")
+    names, saved_metrics = capture.saved_names(saved), set(saved.mine.state["metrics"])
     if optimizer is not None:  # its variables must exist before they can be set
         building.build_optimizer_like(optimizer, model, names)
-        building.build_optimizer_if_saved(model, names, saved.state["metric_variables"])
-        building.build_other_optimizers_like(
-            model, [name for name, _ in saved.state.get(captured_variables.TOPIC) or []]
-        )
+        building.build_optimizer_if_saved(model, names, saved_metrics)
+        building.build_other_optimizers_like(model, captured_variables.names_of_step(of_step))
     named = variables.variable_set(model).named
     weights = {id(variable) for variable in model.variables}
     slots = set() if optimizer is None else {id(variable) for variable in optimizer.variables} - weights
@@ -144,11 +142,10 @@ def apply(model: Any, saved: WorkerState, cluster: Cluster) -> list[str]:
     # A backup says which of the other variables are metrics; the rest is the optimizer's. Each of the two is set as a
     # whole, where it is the same: another optimizer, or another list of metrics, begins as it is.
     rest = [name for name in names if name not in {*partners.values(), variables.GLOBAL_SEED_GENERATOR}]
-    saved_metrics = set(saved.state["metric_variables"])
     partners |= capture.match_names(ours(slots), [name for name in rest if name not in saved_metrics]) or {}
     partners |= capture.match_names(ours(metrics), [name for name in rest if name in saved_metrics]) or {}
     capture.assign(named, partners, saved, cluster)
-    left = captured_variables.set_owned(model, saved)
+    left = captured_variables.set_owned(model, of_step)
     model_parts.finalize(model)
     return left
 

@@ -16,8 +16,8 @@ from keras_dist_callbacks.process_runs import ProcessRuns, RunsIn
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import warn
 
-FIT = "fit"
-"""The topic with a fit's arguments and its place in the script.
+FIT_TOPIC = "progress/fit"
+"""What a backup has of a fit's arguments and its place in the script.
 
 `number`: how many fits had ended in the directory before it. `first`: the number of the first of those before it that
 trained this model, one after the other. `repeats`: how many of all before it were given the same.
@@ -43,7 +43,7 @@ def is_of_later_fit(saved: WorkerState, fit: Mapping[str, JSON]) -> bool:
         saved: The backup.
         fit: Describes this fit.
     """
-    return bool(saved.state.get(FIT, fit)["number"] > fit["number"])
+    return bool(saved.state.get(FIT_TOPIC, fit)["number"] > fit["number"])
 
 
 def match(
@@ -71,7 +71,7 @@ def match(
     Returns:
         The fit's number then, the number of the first fit of its model, and why the backup is that of another fit.
     """
-    before = saved.state.get(FIT, fit)
+    before = saved.state.get(FIT_TOPIC, fit)
     number, first, of_backup, first_of_backup = fit["number"], first_of(fit), before["number"], first_of(before)
     if all(before[name] == fit[name] for name in ("epochs", "initial_epoch")):
         is_the_only_one = is_same and not before.get("repeats", of_backup)
@@ -134,7 +134,7 @@ def warn_of_shared_directory(directory: str, fit: Mapping[str, JSON]) -> None:
 def is_finished(saved: WorkerState, epochs: int) -> bool:
     """Whether a backup leaves a fit of so many epochs nothing to do: its run has ended, or is further already."""
     position = saved.position
-    if position.kind == "end" and (position.epoch >= epochs or saved.state["stop_training"]):
+    if position.kind == "end" and (position.epoch >= epochs or saved.state["progress/stop_training"]):
         return True
     return position.epoch > epochs or (position.kind == "within" and position.epoch >= epochs)
 
@@ -147,7 +147,7 @@ def has_ended(saved: WorkerState, epochs: int) -> bool:
 def finished_message(saved: WorkerState, epochs: int, *, deletes: bool) -> str:
     """Returns what is printed of a fit that runs no step."""
     position = saved.position
-    if saved.state["stop_training"] and position.epoch < epochs:
+    if saved.state["progress/stop_training"] and position.epoch < epochs:
         why = "the run had stopped early"
     else:
         why = "the run is finished" if has_ended(saved, epochs) else f"asked for {epochs}"
@@ -159,7 +159,8 @@ def of_finished(runs: RunsIn, saved: WorkerState, changes: Collection[Finding]) 
     """Why a fit that runs no step may not be what the user wants; nothing if it looks like a job that was run again."""
     detail = (runs.directory, str(saved.position))
     if runs.has_trained:
-        return [Finding("ran-no-step-stopped" if saved.state["stop_training"] else "ran-no-step", detail=detail)]
+        stopped = saved.state["progress/stop_training"]
+        return [Finding("ran-no-step-stopped" if stopped else "ran-no-step", detail=detail)]
     return [Finding("of-another-training", detail=detail), *changes] if changes else []
 
 

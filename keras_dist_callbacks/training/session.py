@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from keras_dist_callbacks._compat import building, keras_callbacks, rng, variables
+from keras_dist_callbacks._compat import building, keras_callbacks, variables
 from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks._compat.fit_hooks import control
+from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.findings import Finding, sentences
 from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.backups.snapshot import JSON, Snapshot, WorkerState
@@ -20,21 +21,19 @@ from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.engine.schedule import SavePolicy, Schedule
 from keras_dist_callbacks.errors import BackupError, ConfigError
 from keras_dist_callbacks.inputs import order
-from keras_dist_callbacks.inputs.position import DataPosition
 from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.process_runs import Ended, ProcessRuns, reference, runs_in, runs_of
 from keras_dist_callbacks.progress_file import Phase, progress_file
 from keras_dist_callbacks.shutdown.controller import STOPPED, ShutdownController
 from keras_dist_callbacks.terminal import warn
 from keras_dist_callbacks.training import resume_mode
-from keras_dist_callbacks.training.captured_variables import NotBuiltError, build
+from keras_dist_callbacks.training.compiled_model import Built, NotBuiltError, build
 from keras_dist_callbacks.training.fit_restore import FitRestore, Mode, Resume, is_built_later
 from keras_dist_callbacks.training.missed_hooks import missed_hooks
+from keras_dist_callbacks.training.parts import FitParts
+from keras_dist_callbacks.training.progress import Progress
 from keras_dist_callbacks.training.restored import agree_on_all, carried, describe_fit, require
-from keras_dist_callbacks.training.snapshots import FitState, Progress, take
 from keras_dist_callbacks.training.training_objects import require_fit
-from keras_dist_callbacks.training.untracked_state import UntrackedState
-from keras_dist_callbacks.training.user_state.state import UserState
 
 
 @dataclass(frozen=True)
@@ -90,10 +89,10 @@ class FitSession:
         self._runs = runs_in(options.directory)
         self._this_fit = resume_mode.describe_fit(self._runs, fit)
         self._schedule = Schedule(options.policy, cluster)
-        self._progress = Progress()
         self._resume: Resume | None = None
         self._request: StopRequest | None = None  # to leave, as soon as the step is over
         self._trained: Snapshot | None = None  # after an epoch's last step, until the next one begins
+        self._earlier: list[Finding] = []  # in the resume that this run began with, and in those before
         self._in_epoch = self._stops = False
         self._description: dict[str, JSON] = {}
         self._undo: Callable[[], None] | None = None
@@ -102,7 +101,7 @@ class FitSession:
     @property
     def reasons_of_input(self) -> list[str]:
         """Why the input of this run cannot be exact, a sentence each."""
-        return sentences([*self._state.data.reasons, *self._state.data.order.unseeded])
+        return sentences([*self._parts.input.reasons, *self._parts.input.order.unseeded])
 
     @property
     def saved(self) -> WorkerState | None:
@@ -132,33 +131,31 @@ class FitSession:
     def train_begin(self, callbacks: Sequence[Any]) -> None:
         """After every other callback's `on_train_begin`: claims the directory and restores."""
         others = [c for c in callbacks if c is not self._options.owner]
-        user = UserState(self._fit, others, self._options.directory)
-        if self._resume is not None and not is_built_later(self._fit, self._resume.saved):
-            self._build(self._resume.saved)
-            user.note_trace()
-        data = DataPosition(
-            self._fit,
-            others,
+        self._parts = parts = FitParts.of(
+            *(self._fit, others, self._cluster, self._options.directory, self._this_fit, self._runs),
             read_again=self._options.read_again,
             shown=self._engine.shows_progress,
-            epoch_begun=user.input.note_begun,
-            epoch_read=user.input.note_read,
         )
-        untracked = UntrackedState(self._fit, data, user, warn=self._cluster.is_chief)
-        self._state = FitState(self._fit, data, untracked, others, self._progress, self._this_fit, self._runs)
+        if self._resume is not None and not is_built_later(self._fit, self._resume.saved):
+            self._build(self._resume.saved)
         self._description = describe_fit(self._fit, self._cluster.num_workers)
         if self._resume is not None:
-            self._resume.settle(self._state, self._cluster, self._description["seed"])
+            seed, facts = self._description["seed"], parts.facts.given
+            self._resume.settle(self._fit.model, facts, self._this_fit, self._runs, self._cluster, seed)
         self._make_order_repeatable()
         if self._resume is None:
             resume_mode.warn_of_shared_directory(self._options.directory, self._this_fit)
-            data.passes.begin_without_backup()
+            parts.input.passes.begin_without_backup()
         if not self.is_complete:
             self._engine.claim(self._description)
         self._undo = control(self._fit, self)
         if self._resume is not None:
-            self._restore = FitRestore(self._resume, self._state, self._cluster, self._schedule)
+            self._restore = FitRestore(
+                *(self._resume, self._fit, parts, self._this_fit, self._runs, self._cluster, self._schedule)
+            )
             self._restore.begin()
+            if self._resume.mode is Mode.CONTINUE:
+                self._earlier = verdict.found_in(self._resume.saved, verdict.LASTING)
             if not self._resume.is_pending:
                 self._report(self._resume)
         if not self.is_complete:
@@ -168,7 +165,7 @@ class FitSession:
         """The seed of all orders that the global one does not fix is drawn once for a directory, then kept."""
         if self.is_complete:
             return
-        orders, saved = self._state.data.order, None if self._resume is None else self._resume.saved
+        orders, saved = self._parts.input.order, None if self._resume is None else self._resume.saved.of("input")
         known = (order.seed_of(saved), self._runs.seed, secrets.randbits(63))
         own = next(seed for seed in known if seed is not None) if orders.needs_seed else None
         proposed = self._cluster.gather(own, "the seed of orders", kind=int | None)
@@ -180,7 +177,8 @@ class FitSession:
 
     def _build(self, saved: WorkerState) -> None:
         try:
-            build(self._fit, saved)
+            build(self._fit, Built.of(saved))
+            self._note_trace()
         except NotBuiltError as error:
             warn(f"the resume is not exact: training starts from the beginning, because {error}")
             self._resume = None
@@ -192,11 +190,9 @@ class FitSession:
     def before_epoch(self) -> bool:
         """Before any `on_epoch_begin`, which may draw: in the interrupted epoch, as it did then."""
         if self.saved is None:
-            self._progress.rng_before_epoch = rng.capture()
+            self._parts.random_at_epoch.note_begun()
             return False
-        state = self.saved.state
-        self._progress.rng_before_epoch = state.get("rng_before_epoch") or state["rng_at_epoch"]
-        rng.restore(self._progress.rng_before_epoch)
+        self._restore.begin_epoch()
         return True  # `enter_epoch` says from where training resumes
 
     def epoch_begin(self, epoch: int) -> None:
@@ -207,8 +203,7 @@ class FitSession:
                 f"the backup is from epoch {self.saved.position.epoch}, but fit() begins at epoch {epoch}: give fit() "
                 "the same initial_epoch as before (the backup is unchanged)"
             )
-        if self._progress.first_epoch is None:
-            self._progress.first_epoch = epoch
+        self._parts.input.begin_epoch(epoch)
         self._progress.count.begin_epoch(epoch)
         self._reported.begin_epoch(epoch, self._progress.count.step)
 
@@ -217,16 +212,16 @@ class FitSession:
         self._trained = None
         self._in_epoch = True
         self._progress.count.enter_epoch(None if self._fit.steps_per_epoch else self._fit.known_length)
-        self._state.data.note()
-        self._state.untracked.note_epoch(is_read=True)
+        self._parts.input.note()
+        self._parts.input_objects.note_epoch(is_read=True)
         if self._resume is None or not self._resume.is_pending:
-            self._state.data.enter_epoch(self._progress.count.epoch, resuming=False)
-            self._progress.rng_at_epoch = rng.capture()
+            self._parts.input.enter_epoch(self._progress.count.epoch, resuming=False)
+            self._parts.random_at_epoch.note_entered()
             return True
         self._restore.enter_epoch(steps)
         self._report(self._resume)
         saved = self._resume.saved
-        stops = any(self._cluster.gather(bool(saved.state["stop_training"]), "stop within an epoch"))
+        stops = any(self._cluster.gather(bool(saved.state["progress/stop_training"]), "stop within an epoch"))
         self._fit.model.stop_training = stops
         return not stops
 
@@ -234,7 +229,12 @@ class FitSession:
         """A step is complete; its callbacks were not called yet."""
         self._progress.count.trained_to(end_step)
         self._reported.step_done(self._progress.count.step)
-        self._state.untracked.note_trace()
+        self._note_trace()
+
+    def _note_trace(self) -> None:
+        """The step was traced, or may have been, and no callback was called yet."""
+        self._parts.compile.note_built()
+        self._parts.objects.note_trace()
 
     def batch_end(self) -> None:
         """After a step and all callbacks; fit looks at `stop_training` next."""
@@ -257,8 +257,8 @@ class FitSession:
         self._in_epoch = False
         self._reported.enter(Phase.EPOCH_END)
         self._runs.has_trained = True
-        self._state.untracked.note_input_read()
-        self._state.data.passes.epoch_trained(self._progress.count.epoch, self._progress.count.batch)
+        self._parts.input_objects.note_read()
+        self._parts.input.passes.epoch_trained(self._progress.count.epoch, self._progress.count.batch)
         asked = self._shutdown.options
         if asked.save_before_preemption or asked.save_on_exception:
             self._trained = self._capture("within")
@@ -272,12 +272,12 @@ class FitSession:
     def validation_begin(self) -> None:
         """A validation within fit begins."""
         self._reported.enter(Phase.VALIDATION)
-        self._state.data.validation_begins()
+        self._parts.input.validation_begins()
 
     def validation_end(self) -> None:
         """A validation within fit is complete."""
         self._reported.enter(Phase.EPOCH_END)
-        self._progress.validations += 1
+        self._parts.input.validations += 1
 
     def epoch_end(self, epoch: int) -> None:
         """After every other callback's `on_epoch_end`."""
@@ -344,7 +344,9 @@ class FitSession:
     def _at_exception(self, error: BaseException) -> Snapshot | None:
         if self._trained is not None or not self._in_epoch or building.unbuilt_layers(self._fit.model):
             return self._trained
-        return self._capture("within", missed_hooks(error, self._state.callbacks))
+        states = self._parts.callbacks
+        states.missed = missed_hooks(error, states.all)
+        return self._capture("within")
 
     def close(self) -> None:
         """Takes every wrapper away, and gives signals back."""
@@ -352,7 +354,7 @@ class FitSession:
         self._shutdown.close()
         variables.forget(self._fit.model)
         if self._undo is not None:
-            self._state.data.close()
+            self._parts.input.close()
         self._fit.clear_initial_epoch()
         if self._undo is not None:
             self._undo()
@@ -371,17 +373,21 @@ class FitSession:
             is_skipped=resume.mode is Mode.SKIP,
         )
         require(self.restored, self._options.strict)
-        self._state.untracked.earlier += carried(self.restored, without=shared(ProcessRuns).findings)
+        self._earlier += carried(self.restored, without=shared(ProcessRuns).findings)
         self._reported.begin_epoch(resume.saved.position.epoch, resume.saved.position.step)
         self._options.announce(self.restored)
 
     @property
     def _given(self) -> str:
         """What is equal for two fits that were given the same, the seed included."""
-        fit, given = self._this_fit, self._state.untracked.facts.digest
+        fit, given = self._this_fit, self._parts.facts.given.digest
         return f"{given} {self._description['seed']} {fit['initial_epoch']} {fit['epochs']}"
 
-    def _capture(self, kind: Any, missed: Sequence[Finding] = ()) -> Snapshot:
+    @property
+    def _progress(self) -> Progress:
+        return self._parts.progress
+
+    def _capture(self, kind: Literal["within", "between", "end"]) -> Snapshot:
         with gc_paused():
             self._this_fit["repeats"] = self._runs.given[self._given]
-            return take(self._state, kind, missed, is_chief=self._cluster.is_chief)
+            return self._parts.capture(self._progress.count.position(kind), self._earlier)

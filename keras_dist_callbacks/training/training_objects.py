@@ -10,7 +10,6 @@ import keras
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import keras_in_use, strategies
-from keras_dist_callbacks.backups.manifest import USER_STATE
 from keras_dist_callbacks.backups.snapshot import WorkerState
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 
@@ -79,7 +78,7 @@ def require_loop(saved: WorkerState) -> WorkerState:
     Raises:
         BackupMismatchError: It is a fit()'s.
     """
-    return _require(USER_STATE in saved.state, saved, "a fit() with BackupAndRestore", "a loop with Checkpointer")
+    return _require(saved.has("loop"), saved, "a fit() with BackupAndRestore", "a loop with Checkpointer")
 
 
 def require_fit(saved: WorkerState) -> WorkerState:
@@ -88,7 +87,7 @@ def require_fit(saved: WorkerState) -> WorkerState:
     Raises:
         BackupMismatchError: It is a loop's.
     """
-    return _require(USER_STATE not in saved.state, saved, "a loop with Checkpointer", "a fit() with BackupAndRestore")
+    return _require(not saved.has("loop"), saved, "a loop with Checkpointer", "a fit() with BackupAndRestore")
 
 
 def _require(fits: bool, saved: WorkerState, one: str, other: str) -> WorkerState:

@@ -28,7 +28,7 @@ from tests.support import ROOT
 
 GOLDEN = ROOT / "tests" / "golden"
 BACKUP = GOLDEN / "backup-v1"
-WEIGHTS = [np.float32([[13.107562065124512], [17.363445281982422]]), np.float32([5.619198322296143])]
+WEIGHTS = [np.float32([[9.229320526123047], [10.872385025024414]]), np.float32([3.7255947589874268])]
 
 
 def test_a_backup_of_version_1_is_read_and_restored_into_a_model() -> None:
@@ -43,7 +43,7 @@ def test_a_backup_of_version_1_is_read_and_restored_into_a_model() -> None:
 @pytest.mark.slow
 def test_a_run_continues_from_a_backup_of_version_1(tmp_path: Path) -> None:
     shutil.copytree(BACKUP, tmp_path / "backup")
-    keras.utils.set_random_seed(3)
+    keras.utils.set_random_seed(2)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="dense")], name="golden")
     model.compile(keras.optimizers.SGD(0.5), "mse")
     x, y = np.float32([[1, 2], [3, 4]]), np.float32([[1], [2]])

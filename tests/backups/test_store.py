@@ -68,18 +68,18 @@ def test_what_is_committed_is_read_back(tmp_path: Path) -> None:
     assert reader.commits() == [manifest.id]
     state = reader.load(reader.manifest(manifest.id), 0)
     assert state.position == manifest.position
-    assert state.state["user"] == {"step": 1}
+    assert state.state["loop/user"] == {"step": 1}
     assert list(state.tensors) == list(TENSORS)
     for name, value in TENSORS.items():
         np.testing.assert_array_equal(state.tensors[name], value)
         assert state.tensors[name].dtype == value.dtype
 
 
-CHIEF = {"t": 1, "python_state": {"seen": 6}, "num_batches": None}
+CHIEF = {"t": 1, "objects/changed": {"seen": 6}, "input/num_batches": None}
 WORKERS = [
     ({}, {"a", "b"}, CHIEF),
     ({"t": 2}, {"a", "b"}, {**CHIEF, "t": 2}),
-    ({"python_state": None}, {"a", "b"}, {"t": 1, "num_batches": None}),
+    ({"objects/changed": None}, {"a", "b"}, {"t": 1, "input/num_batches": None}),
     ({"b": None}, {"a"}, CHIEF),
 ]
 
@@ -344,5 +344,5 @@ def test_random_damage_never_yields_a_wrong_state(tmp_path: Path, victim: str) -
             continue
         for name, value in TENSORS.items():
             np.testing.assert_array_equal(state.tensors[name], value)
-        assert state.state["user"] == {"step": 1}
+        assert state.state["loop/user"] == {"step": 1}
     assert seen > 250

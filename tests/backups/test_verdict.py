@@ -18,7 +18,7 @@ LOST, UNKNOWN = Finding("loop-twice"), Finding("step-opaque")
 
 
 def saved(**parts: list[Finding]) -> WorkerState:
-    state = {f"{findings.SAVED}{part}": findings.to_json(found) for part, found in parts.items()}
+    state = {f"{part}/{findings.FINDINGS}": findings.to_json(found) for part, found in parts.items()}
     return WorkerState(Position("within", 1, 2, 7), {}, state, NOW)
 
 

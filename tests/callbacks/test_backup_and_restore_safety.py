@@ -104,7 +104,7 @@ def test_weights_in_a_backup_load_with_plain_safetensors(tmp_path: Path) -> None
     blobs = sorted(tmp_path.glob("blobs/*/*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
     found = {k: v for path in blobs for k, v in load_file(path).items()}
     kernel = model.layers[0].kernel
-    np.testing.assert_array_equal(found[f"variable/{kernel.path}@0"], kernel.numpy())
+    np.testing.assert_array_equal(found[f"variables/{kernel.path}@0"], kernel.numpy())
 
 
 def test_unchanged_tensors_are_not_written_again(tmp_path: Path) -> None:

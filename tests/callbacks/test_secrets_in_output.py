@@ -122,7 +122,7 @@ def test_a_restore_from_a_hostile_directory_prints_and_warns_printably(
     place = tmp_path / f"d{HOSTILE}"
     place.mkdir()
     found = [["shared-variable", "", [hostile.EVIL], ""], ["input-code", "", [hostile.EVIL], hostile.EVIL]]
-    states = [{"findings:input": found}]
+    states = [{"input/findings": found}]
     tiny.interrupt(place, 1, 3)
     _poison(place, states)
     with warnings.catch_warnings(record=True) as caught:

@@ -182,7 +182,7 @@ def test_options_come_from_the_command_line_or_the_environment(monkeypatch: pyte
 
 
 def test_names_are_never_taken_for_markup(tmp_path: Path) -> None:
-    commit(begin(tmp_path / "[red]x[/red]"), 1, {"variable/[bold]w@0": np.zeros(1)})
+    commit(begin(tmp_path / "[red]x[/red]"), 1, {"variables/[bold]w@0": np.zeros(1)})
     text = kdc("show", tmp_path / "[red]x[/red]").stdout
     assert "[red]x[/red]" in text
     assert "[bold]w" in text

@@ -25,12 +25,12 @@ from tests.support.cli_backups import begin, commit, everything, flip, kdc, kdc_
 
 url = cli_backups.url
 TENSORS = {
-    "variable/dense/kernel@0": np.arange(6, dtype="float32").reshape(2, 3),
-    "variable/dense/kernel@1": np.arange(6, dtype="float32").reshape(2, 3),
-    "variable/mean/total@0": np.array(1.0, "float32"),
-    "variable/mean/total@1": np.array(2.0, "float32"),
-    "variable/half@0": np.array([1, 2], ml_dtypes.bfloat16),
-    "variable/seed@0": np.array([7, 8], "uint32"),
+    "variables/dense/kernel@0": np.arange(6, dtype="float32").reshape(2, 3),
+    "variables/dense/kernel@1": np.arange(6, dtype="float32").reshape(2, 3),
+    "variables/mean/total@0": np.array(1.0, "float32"),
+    "variables/mean/total@1": np.array(2.0, "float32"),
+    "variables/half@0": np.array([1, 2], ml_dtypes.bfloat16),
+    "variables/seed@0": np.array([7, 8], "uint32"),
     "hidden/0": np.array([9], "int64"),
 }
 
@@ -46,7 +46,7 @@ def test_a_backup_becomes_a_file_of_safetensors(url: str, tmp_path: Path) -> Non
     found = load_file(out)
     assert sorted(found) == ["dense/kernel", "half", "mean/total@0", "mean/total@1", "seed"]
     for name, value in found.items():
-        expected = TENSORS[f"variable/{name}" if "@" in name else f"variable/{name}@0"]
+        expected = TENSORS[f"variables/{name}" if "@" in name else f"variables/{name}@0"]
         assert value.dtype == expected.dtype
         np.testing.assert_array_equal(value, expected)
     with safe_open(out, "np") as file:
@@ -68,7 +68,7 @@ def saves(url: str) -> Callable[[int], None]:
 
     def save(count: int) -> None:
         for sequence in itertools.islice(sequences, count):
-            commit(store, sequence, {"variable/w@0": np.full(1000, sequence, "float32")})
+            commit(store, sequence, {"variables/w@0": np.full(1000, sequence, "float32")})
             store.prune(2)
 
     save(1)

@@ -29,12 +29,12 @@ UNSEEDED = [["unseeded-large", "input", ["Dataset.shuffle(9)", "Dataset.shuffle(
 
 def test_backups_are_listed_newest_first_with_place_age_and_size(url: str) -> None:
     store = begin(url)
-    frozen = {"variable/frozen@0": np.arange(1000.0)}
+    frozen = {"variables/frozen@0": np.arange(1000.0)}
     first = commit(
-        store, 1, {**frozen, "variable/w@0": np.zeros(9)}, age=2 * DAY, position=Position("between", 2, 0, 20)
+        store, 1, {**frozen, "variables/w@0": np.zeros(9)}, age=2 * DAY, position=Position("between", 2, 0, 20)
     )
     second = commit(
-        store, 2, {**frozen, "variable/w@0": np.ones(9)}, known=first, position=Position("within", 2, 3, 23)
+        store, 2, {**frozen, "variables/w@0": np.ones(9)}, known=first, position=Position("within", 2, 3, 23)
     )
     found = kdc_json("ls", url)
     newest, oldest = found["commits"]
@@ -54,7 +54,7 @@ def test_backups_are_listed_newest_first_with_place_age_and_size(url: str) -> No
 
 def test_what_did_not_change_is_not_counted_as_new(tmp_path: Path) -> None:
     store = begin(tmp_path)
-    same = {"variable/w@0": np.arange(50)}
+    same = {"variables/w@0": np.arange(50)}
     commit(store, 2, same, known=commit(store, 1, same))
     newest, oldest = kdc_json("ls", tmp_path)["commits"]
     assert newest["new_bytes"] == 0 < oldest["new_bytes"] == newest["bytes"]
@@ -102,10 +102,10 @@ def test_a_backup_of_a_newer_version_is_not_damage(tmp_path: Path, monkeypatch: 
 
 def test_what_makes_a_resume_inexact_is_reported(tmp_path: Path) -> None:
     store = begin(tmp_path)
-    two = [{"variable/w@0": np.zeros(3)}, {"variable/w@0": np.ones(3)}]
-    not_saved = {"findings:variables": [["variables-not-saved", "", ["mine/x"], ""]]}
-    commit(store, 1, two, states=(not_saved, {"findings:engine": [["local-state", "worker 1", [], ""]]}))
-    commit(store, 2, states=({"findings:input": UNSEEDED},))
+    two = [{"variables/w@0": np.zeros(3)}, {"variables/w@0": np.ones(3)}]
+    not_saved = {"unsaved/findings": [["variables-not-saved", "", ["mine/x"], ""]]}
+    commit(store, 1, two, states=(not_saved, {"engine/findings": [["local-state", "worker 1", [], ""]]}))
+    commit(store, 2, states=({"input/findings": UNSEEDED},))
     unseeded, dropped = kdc_json("ls", tmp_path)["commits"]
     assert (unseeded["exact"], dropped["exact"]) == (False, False)
     assert any("shuffle(9)" in reason for reason in unseeded["inexact_reasons"])
@@ -117,7 +117,7 @@ def test_what_makes_a_resume_inexact_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_finding_that_is_not_known_makes_a_resume_not_exact(tmp_path: Path) -> None:
-    commit(begin(tmp_path), 1, states=({"findings:input": [["mood", "input", ["bad"], ""]]},))
+    commit(begin(tmp_path), 1, states=({"input/findings": [["mood", "input", ["bad"], ""]]},))
     (row,) = kdc_json("ls", tmp_path)["commits"]
     assert row["verdict"] == "not exact"
     assert row["inexact_reasons"] == [
@@ -126,14 +126,14 @@ def test_a_finding_that_is_not_known_makes_a_resume_not_exact(tmp_path: Path) ->
 
 
 def test_a_finding_of_another_form_is_damage(tmp_path: Path) -> None:
-    with pytest.raises(DamagedBackupError, match="findings:input"):  # what is written is checked as what is read
-        commit(begin(tmp_path), 1, states=({"findings:input": [["unseeded-large", "input"]]},))
+    with pytest.raises(DamagedBackupError, match="input/findings"):  # what is written is checked as what is read
+        commit(begin(tmp_path), 1, states=({"input/findings": [["unseeded-large", "input"]]},))
 
 
 def test_what_several_backups_have_in_common_is_said_once(tmp_path: Path) -> None:
     store = begin(tmp_path)
     for step in range(1, 6):
-        commit(store, step, states=({"findings:input": UNSEEDED},))
+        commit(store, step, states=({"input/findings": UNSEEDED},))
     commit(store, 6)
     text = kdc("ls", tmp_path).stdout
     assert text.count("has no seed") == 1
@@ -185,18 +185,18 @@ def test_a_run_without_a_backup_yet_is_shown(tmp_path: Path) -> None:
 def test_everything_a_manifest_holds_is_shown(url: str) -> None:
     store = begin(url)
     chief = {
-        "variable/dense/kernel@0": np.zeros((2, 3), "float32"),
-        "variable/dense/kernel@1": np.ones((2, 3), "float32"),
-        "variable/half@0": np.zeros(4, ml_dtypes.bfloat16),
+        "variables/dense/kernel@0": np.zeros((2, 3), "float32"),
+        "variables/dense/kernel@1": np.ones((2, 3), "float32"),
+        "variables/half@0": np.zeros(4, ml_dtypes.bfloat16),
         "callbacks/Swap/0": np.zeros(5),
     }
     state = {
-        "rng": {**random_states(), "tensorflow": {"seed": None, "generator": [1]}},
-        "callback:EarlyStopping(monitor=loss)": {"wait": 1},
-        "stop_training": False,
-        "python_state": {"callback Watcher()/losses": [[0.5], ""], "callback Watcher()/cuts": [1, ""]},
+        "random/now": {**random_states(), "tensorflow": {"seed": None, "generator": [1]}},
+        "callbacks/EarlyStopping(monitor=loss)": {"wait": 1},
+        "progress/stop_training": False,
+        "objects/changed": {"callback Watcher()/losses": [[0.5], ""], "callback Watcher()/cuts": [1, ""]},
     }
-    workers = [chief, {"variable/half@0": np.ones(4, ml_dtypes.bfloat16)}]
+    workers = [chief, {"variables/half@0": np.ones(4, ml_dtypes.bfloat16)}]
     commit(store, 1, workers, states=(state, {}), strategy="_MultiWorker")
     found = kdc_json("show", url)
     assert found["commit"]["commit"] == "1-1"
@@ -208,9 +208,9 @@ def test_everything_a_manifest_holds_is_shown(url: str) -> None:
     assert found["python_state"] == ["callback Watcher()"]
     rows = [(r["name"], r["kind"], r["replica"], r["dtype"], r["shape"], r["bytes"]) for r in found["tensors"]]
     assert rows == [
-        ("dense/kernel", "variable", 0, "float32", [2, 3], 24),
-        ("dense/kernel", "variable", 1, "float32", [2, 3], 24),
-        ("half", "variable", 0, "bfloat16", [4], 8),
+        ("dense/kernel", "variables", 0, "float32", [2, 3], 24),
+        ("dense/kernel", "variables", 1, "float32", [2, 3], 24),
+        ("half", "variables", 0, "bfloat16", [4], 8),
         ("callbacks/Swap/0", "callbacks", None, "float64", [5], 40),
     ]
     assert [row["workers"] for row in found["tensors"]] == [[0], [0], [0, 1], [0]]
@@ -250,7 +250,7 @@ def test_a_missing_blob_shows(tmp_path: Path) -> None:
 
 
 def test_thousands_of_tensors_are_cut_unless_all_are_wanted(tmp_path: Path) -> None:
-    commit(begin(tmp_path), 1, {f"variable/v{i}@0": np.array(i) for i in range(1042)})
+    commit(begin(tmp_path), 1, {f"variables/v{i}@0": np.array(i) for i in range(1042)})
     text = kdc("show", tmp_path).stdout
     assert "and 1,002 more: add --all" in text
     assert " v1041 " not in text

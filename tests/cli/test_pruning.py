@@ -35,10 +35,10 @@ def verify_all(url: str | Path) -> list[str]:
 
 def test_all_but_the_newest_go_with_what_only_they_needed(url: str) -> None:
     store = begin(url)
-    same = {"variable/same@0": range(500)}
-    first = commit(store, 1, {**same, "variable/w@0": [1.0]})
+    same = {"variables/same@0": range(500)}
+    first = commit(store, 1, {**same, "variables/w@0": [1.0]})
     for sequence in (2, 3, 4):
-        newest = commit(store, sequence, {**same, "variable/w@0": [float(sequence)]}, known=first)
+        newest = commit(store, sequence, {**same, "variables/w@0": [float(sequence)]}, known=first)
     shared = {blob.path for blob in first.blobs} & {blob.path for blob in newest.blobs}
     assert shared
     found = kdc_json("prune", url, "--keep", 2, "--yes")

@@ -23,51 +23,52 @@ from tests.support.cli_backups import begin, commit
 from tests.support.states import fit_state, random_states
 
 TENSORS: dict[str, Any] = {
-    "variable/dense/kernel@0": np.arange(6, dtype="float32").reshape(2, 3),
-    "variable/dense/kernel@1": np.arange(6, dtype="float32").reshape(2, 3) + 1,
-    "variable/dense/half@0": np.arange(4).astype(ml_dtypes.bfloat16),
-    "variable/seed_generator/state@0": np.array([1, 2], "int64"),
-    "variable/flag@0": np.array(True),
-    "variable/nothing@0": np.zeros((0, 3), "float32"),
+    "variables/dense/kernel@0": np.arange(6, dtype="float32").reshape(2, 3),
+    "variables/dense/kernel@1": np.arange(6, dtype="float32").reshape(2, 3) + 1,
+    "variables/dense/half@0": np.arange(4).astype(ml_dtypes.bfloat16),
+    "variables/seed_generator/state@0": np.array([1, 2], "int64"),
+    "variables/flag@0": np.array(True),
+    "variables/nothing@0": np.zeros((0, 3), "float32"),
     "input/epoch_end/0": np.frombuffer(b"random states", np.uint8),
     "callbacks/Own/values": np.ones(3),
-    "logs/by_class": np.ones(2),
-    "description/python": np.frombuffer(b"{}", np.uint8),
-    "architecture": np.frombuffer(b"{}", np.uint8),
+    "progress/logs/by_class": np.ones(2),
+    "objects/description": np.frombuffer(b"{}", np.uint8),
+    "architecture/json": np.frombuffer(b"{}", np.uint8),
 }
 KINDS = {
-    "variable": "variable", "input": "input", "callbacks": "callback", "logs": "state", "description": "script",
+    "variables": "variable", "input": "input", "callbacks": "callback", "progress": "state", "objects": "script",
     "architecture": "script",
 }  # fmt: skip
 
 CHANGED: dict[str, tuple[Any, Any]] = {
-    "rng": (random_states(), random_states(1)),
-    "rng_at_epoch": (random_states(), random_states(1)),
-    "rng_before_epoch": (random_states(), random_states(1)),
-    "rng_at_input": (random_states(), random_states(1)),
-    "fit": ({"number": 0, "epochs": 5, "initial_epoch": 0}, {"number": 1, "epochs": 5, "initial_epoch": 0}),
-    "num_batches": (10, 11),
-    "first_epoch": (0, 1),
-    "num_validations": (1, 2),
-    "shares_input": (True, False),
-    "is_finalized": (False, True),
-    "stop_training": (False, True),
-    "logs": ({"loss": 0.5}, {"loss": 0.25}),
-    "metric_variables": (["loss/total"], []),
-    "input_variables": ([["a", "float32[2]"]], []),
-    "untracked_variables": ([["a", "float32[2]"]], []),
-    "epochs_by_count": ([[0, 1, 5]], [[0, 2, 5]]),
-    manifests.PYTHON: ({"the callback Own.count": (3, "x")}, {"the callback Own.count": (4, "y")}),
-    manifests.TRACED: ({"Own.rate": (3, "x")}, {"Own.rate": (4, "y")}),
-    manifests.INPUT_PYTHON: ({"the PyDataset.place": (3, "x")}, {"the PyDataset.place": (4, "y")}),
-    manifests.ENVIRONMENT: ({"cpu": "one"}, {"cpu": "other"}),
-    "input": ({"position": 3}, {"position": 4}),
-    "order": ({"seed": 3, "epoch": 0}, {"seed": 4, "epoch": 0}),
-    manifests.COMPILED: (False, True),
-    manifests.OPTIMIZED: ([0], [0, 2]),
-    "user": ({"value": 1}, {"value": 2}),
-    "callback:History()": ({"epoch": [0], "history": {"loss": [0.5]}}, {"epoch": [0], "history": {"loss": [0.25]}}),
-    "callback:EarlyStopping(monitor=loss)": ({"wait": 1}, {"wait": 0}),
+    "random/now": (random_states(), random_states(1)),
+    "random_at_epoch/entered": (random_states(), random_states(1)),
+    "random_at_epoch/begun": (random_states(), random_states(1)),
+    "input/random": (random_states(), random_states(1)),
+    "progress/fit": ({"number": 0, "epochs": 5, "initial_epoch": 0}, {"number": 1, "epochs": 5, "initial_epoch": 0}),
+    "input/num_batches": (10, 11),
+    "input/first_epoch": (0, 1),
+    "input/num_validations": (1, 2),
+    "input/shares_input": (True, False),
+    "progress/is_finalized": (False, True),
+    "progress/stop_training": (False, True),
+    "progress/logs": ({"loss": 0.5}, {"loss": 0.25}),
+    "variables/metrics": (["loss/total"], []),
+    "input/variables": ([["a", "float32[2]"]], []),
+    "step/variables": ([["a", "float32[2]"]], []),
+    "input/fit": (0, 1),
+    "input/by_count": ([[0, 1, 5]], [[0, 2, 5]]),
+    "objects/changed": ({"the callback Own.count": (3, "x")}, {"the callback Own.count": (4, "y")}),
+    "objects/traced": ({"Own.rate": (3, "x")}, {"Own.rate": (4, "y")}),
+    "input_objects/changed": ({"the PyDataset.place": (3, "x")}, {"the PyDataset.place": (4, "y")}),
+    "environment/now": ({"cpu": "one"}, {"cpu": "other"}),
+    "input/own": ({"position": 3}, {"position": 4}),
+    "input/order": ({"seed": 3, "epoch": 0}, {"seed": 4, "epoch": 0}),
+    "compile/is_another": (False, True),
+    "compile/optimized": ([0], [0, 2]),
+    "loop/user": ({"value": 1}, {"value": 2}),
+    "callbacks/History()": ({"epoch": [0], "history": {"loss": [0.5]}}, {"epoch": [0], "history": {"loss": [0.25]}}),
+    "callbacks/EarlyStopping(monitor=loss)": ({"wait": 1}, {"wait": 0}),
 }
 
 
@@ -87,12 +88,13 @@ def test_equal_backups_have_no_difference_though_their_creation_times_differ(tmp
 
 
 def test_each_topic_that_a_manifest_holds_is_among_the_cases() -> None:
-    assert CHANGED.keys() >= manifests.TOPICS
+    topics = {f"{part}/{topic}" for part, topics in manifests.PARTS.items() for topic in topics or ()}
+    assert CHANGED.keys() >= topics
 
 
 @pytest.mark.parametrize("part", ["input", "earlier"])
 def test_what_was_found_is_no_difference(tmp_path: Path, part: str) -> None:
-    found = {f"findings:{part}": [["loop-twice", "", [], ""]]}
+    found = {f"{part}/findings": [["loop-twice", "", [], ""]]}
     one, other = run(tmp_path / "one"), run(tmp_path / "other", state=found)
     assert list(gaps(one, other)) == []
 
@@ -110,17 +112,17 @@ def test_a_topic_that_differs_is_named_with_both_values(tmp_path: Path, topic: s
 
 def _in_words(topic: str) -> str:
     words = {
-        "rng": "random states", "logs": "logs of the epoch", "input": "position of the input",
-        "callback:History()": "History", manifests.PYTHON: "Python state",
-        "callback:EarlyStopping(monitor=loss)": "callback EarlyStopping(monitor=loss)",
+        "random/now": "random states", "progress/logs": "logs of the epoch", "input/own": "position of the input",
+        "callbacks/History()": "History", "objects/changed": "Python state",
+        "callbacks/EarlyStopping(monitor=loss)": "callback EarlyStopping(monitor=loss)",
     }  # fmt: skip
     known = {
-        "rng_at_epoch": "random states at the beginning of the epoch",
-        "rng_before_epoch": "random states before the epoch",
-        "rng_at_input": "random states at the beginning of the input",
-        "input_variables": "variables of the input",
-        "order": "order of the input",
-        manifests.INPUT_PYTHON: "Python state of the input",
+        "random_at_epoch/entered": "random states at the beginning of the epoch",
+        "random_at_epoch/begun": "random states before the epoch",
+        "input/random": "random states at the beginning of the input",
+        "input/variables": "variables of the input",
+        "input/order": "order of the input",
+        "input_objects/changed": "Python state of the input",
     }
     return {**words, **known}.get(topic, topic)
 
@@ -149,7 +151,7 @@ def test_a_tensor_that_differs_is_named_with_its_kind_and_distance(tmp_path: Pat
 
 
 def test_a_nan_in_a_tensor_counts_by_its_bits_and_not_in_the_distance(tmp_path: Path) -> None:
-    name = "variable/dense/kernel@0"
+    name = "variables/dense/kernel@0"
     with_nan = np.full((2, 3), np.nan, "float32")
     same = first_difference(run(tmp_path / "a", {name: with_nan}), run(tmp_path / "b", {name: with_nan.copy()}))
     assert same is None
@@ -159,7 +161,7 @@ def test_a_nan_in_a_tensor_counts_by_its_bits_and_not_in_the_distance(tmp_path: 
 
 
 def test_nan_in_a_log_is_no_difference(tmp_path: Path) -> None:
-    one, other = (run(tmp_path / str(n), state={"logs": {"loss": float("nan")}}) for n in (0, 1))
+    one, other = (run(tmp_path / str(n), state={"progress/logs": {"loss": float("nan")}}) for n in (0, 1))
     assert first_difference(one, other) is None
 
 
@@ -168,7 +170,7 @@ def test_of_the_files_of_checkpoints_the_best_value_is_compared_at_the_end(tmp_p
     def run(place: Path, best: float | None, generation: int) -> RunBackups:
         state = {"best": best, "counters": [1, 0], "last_saved": [generation, 7]}
         store, position = begin(place), Position(kind, 1, 2 if kind == "within" else 0, 2)
-        states = ({"callback:kdc.ModelCheckpoint(monitor=loss)": state},)
+        states = ({"callbacks/kdc.ModelCheckpoint(monitor=loss)": state},)
         commit(store, 1, TENSORS, position=position, states=states)
         return RunBackups.read(store)
 
@@ -180,24 +182,25 @@ def test_of_the_files_of_checkpoints_the_best_value_is_compared_at_the_end(tmp_p
 
 
 def test_a_process_that_has_traced_no_step_does_not_differ_by_that(tmp_path: Path) -> None:
-    one = run(tmp_path / "a", state={manifests.TRACED: {"Own.rate": (3, "x")}})
+    one = run(tmp_path / "a", state={"objects/traced": {"Own.rate": (3, "x")}})
     assert first_difference(one, run(tmp_path / "b")) is None
 
 
 def test_a_missing_tensor_and_a_missing_topic_are_differences(tmp_path: Path) -> None:
-    one = run(tmp_path / "a", {"variable/more@0": np.ones(2)}, {"callback:Own()": {"count": 1}})
+    one = run(tmp_path / "a", {"variables/more@0": np.ones(2)}, {"callbacks/Own()": {"count": 1}})
     found = first_difference(one, run(tmp_path / "b"))
     assert found is not None
     assert (found.states[0].words, found.states[0].other) == ("callback Own", "nothing")
     second = list(gaps(one, run(tmp_path / "c")))[1]
-    assert [t.name for t in second.tensors] == ["variable/more@0"]
+    assert [t.name for t in second.tensors] == ["variables/more@0"]
 
 
 def test_what_another_worker_has_of_its_own_is_compared_too(tmp_path: Path) -> None:
     def two_workers(place: Path, value: float) -> RunBackups:
         store = begin(place)
-        own = {"variable/moving_mean@0": np.full(3, value)}
-        commit(store, 1, [{"variable/moving_mean@0": np.zeros(3)}, own], states=({}, {"logs": {"loss": value}}))
+        own = {"variables/moving_mean@0": np.full(3, value)}
+        tensors = [{"variables/moving_mean@0": np.zeros(3)}, own]
+        commit(store, 1, tensors, states=({}, {"progress/logs": {"loss": value}}))
         return RunBackups.read(store)
 
     found = first_difference(two_workers(tmp_path / "a", 1.0), two_workers(tmp_path / "b", 2.0))
@@ -209,7 +212,7 @@ def test_what_another_worker_has_of_its_own_is_compared_too(tmp_path: Path) -> N
 def test_every_backup_of_a_position_is_compared_also_that_of_a_killed_process(tmp_path: Path) -> None:
     one, place = run(tmp_path / "one"), tmp_path / "other"
     store = begin(place)
-    commit(store, 1, {**TENSORS, "variable/flag@0": np.array(False)}, position=Position("within", 1, 1, 1))
+    commit(store, 1, {**TENSORS, "variables/flag@0": np.array(False)}, position=Position("within", 1, 1, 1))
     store = begin(place)
     commit(store, 1, TENSORS, position=Position("within", 1, 1, 1))
     other = RunBackups.read(store)
@@ -233,13 +236,13 @@ def test_positions_that_one_run_lacks_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "tensors", "is_about_training"),
     [
-        ({manifests.PYTHON: ({}, {"Own.start": (3, "x")})}, {}, False),
-        ({"callback:Own()": ({"began": 1.0}, {"began": 2.0})}, {}, False),
-        ({}, {"description/python": np.frombuffer(b"[]", np.uint8)}, False),
-        ({"logs": CHANGED["logs"]}, {}, True),
-        ({"rng": CHANGED["rng"]}, {}, False),
-        ({"callback:History()": CHANGED["callback:History()"]}, {}, True),
-        ({}, {"variable/flag@0": np.array(False)}, True),
+        ({"objects/changed": ({}, {"Own.start": (3, "x")})}, {}, False),
+        ({"callbacks/Own()": ({"began": 1.0}, {"began": 2.0})}, {}, False),
+        ({}, {"objects/description": np.frombuffer(b"[]", np.uint8)}, False),
+        ({"progress/logs": CHANGED["logs"]}, {}, True),
+        ({"random/now": CHANGED["random/now"]}, {}, False),
+        ({"callbacks/History()": CHANGED["callbacks/History()"]}, {}, True),
+        ({}, {"variables/flag@0": np.array(False)}, True),
     ],
 )
 def test_what_objects_hold_is_told_from_numbers_of_training(

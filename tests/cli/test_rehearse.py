@@ -95,8 +95,8 @@ class Runs:
         state = self.states.get(name, {})
         for step in range(FREQ, steps + 1, FREQ):
             position, age = Position("within", 1, step, step), time.time() - 105.05
-            commit(store, step, {"variable/kernel@0": kernel + step}, position=position, states=(state,), age=age)
-        commit(store, steps + 1, {"variable/kernel@0": kernel}, position=Position("end", 2, 0, steps), states=(state,))
+            commit(store, step, {"variables/kernel@0": kernel + step}, position=position, states=(state,), age=age)
+        commit(store, steps + 1, {"variables/kernel@0": kernel}, position=Position("end", 2, 0, steps), states=(state,))
 
     def _records(self, place: Path, kill: Kill | None, *, restarts: bool) -> list[dict[str, Any]]:
         fit = {
@@ -153,7 +153,7 @@ def test_a_difference_after_an_exact_resume_is_reported_as_a_bug(tmp_path: Path)
 def test_a_difference_after_a_conditional_resume_names_the_condition_about_what_differs(tmp_path: Path) -> None:
     found = [["traced", f"the callback {name}", ["x"], ""] for name in ("Other", "Own")]
     verdict = {**EXACT, "found": found}
-    state = {"killed": {"callback:Own()": {"count": 3}}, "uninterrupted-1": {"callback:Own()": {"count": 4}}}
+    state = {"killed": {"callbacks/Own()": {"count": 3}}, "uninterrupted-1": {"callbacks/Own()": {"count": 4}}}
     state["uninterrupted-2"] = state["uninterrupted-1"]
     judged = judge(Runs(tmp_path, {"killed": 1.5}, verdict, state))
     assert judged.exit_code == 1
@@ -227,7 +227,7 @@ def test_uninterrupted_runs_of_different_lengths_are_code_3(tmp_path: Path) -> N
 
 def test_random_states_that_training_does_not_use_are_named_and_not_compared(tmp_path: Path) -> None:
     names = ("uninterrupted-1", "uninterrupted-2", "killed")
-    states = {name: {"rng": {**random_states(), "torch": f"{number}f"}} for number, name in enumerate(names)}
+    states = {name: {"random/now": {**random_states(), "torch": f"{number}f"}} for number, name in enumerate(names)}
     found = judge(Runs(tmp_path / "a", states=states))
     assert (found.exit_code, found.unstable) == (0, ("random states: torch",))
     found = judge(Runs(tmp_path / "b", {"uninterrupted-2": 1.5}, states=states))
@@ -238,7 +238,7 @@ def test_random_states_that_training_does_not_use_are_named_and_not_compared(tmp
 
 def test_values_of_objects_that_differ_in_any_two_runs_are_named_and_not_compared(tmp_path: Path) -> None:
     names = ("uninterrupted-1", "uninterrupted-2", "killed")
-    states = {name: {"callback:Clock()": {"began": float(number)}} for number, name in enumerate(names)}
+    states = {name: {"callbacks/Clock()": {"began": float(number)}} for number, name in enumerate(names)}
     found = judge(Runs(tmp_path / "a", states=states))
     assert (found.exit_code, found.unstable) == (0, ("callback Clock: began",))
     found = judge(Runs(tmp_path / "b", {"killed": 1.5}, states=states))

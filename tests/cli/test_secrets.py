@@ -65,7 +65,7 @@ def test_no_command_prints_or_writes_a_secret_of_a_place_that_works(name: str) -
 def test_what_a_store_holds_is_searched_for_the_secrets_too() -> None:
     given = TAKEN["memory"].at(0)
     store = begin(given.url)
-    commit(store, 1, {f"variable/{SECRET}@0": [1.0]}, strategy=SECRET)
+    commit(store, 1, {f"variables/{SECRET}@0": [1.0]}, strategy=SECRET)
     assert found_in(_all(given)) == []
 
 

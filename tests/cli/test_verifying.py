@@ -19,7 +19,7 @@ url = cli_backups.url
 
 def test_intact_backups_and_checkpoints_are_exit_code_0(url: str, tmp_path: Path) -> None:
     store = begin(url)
-    commit(store, 1, [{"variable/w@0": np.zeros(9)}, {"variable/w@0": np.ones(9)}])
+    commit(store, 1, [{"variables/w@0": np.zeros(9)}, {"variables/w@0": np.ones(9)}])
     commit(store, 2)
     publish(url, "a.keras", 1, tmp_path)
     found = kdc_json("verify", url)
@@ -57,8 +57,8 @@ def test_a_damaged_blob_is_named_and_the_other_backups_are_intact(url: str, dama
 
 def test_damage_that_only_one_worker_has_is_found(tmp_path: Path) -> None:
     store = begin(tmp_path)
-    manifest = commit(store, 1, [{"variable/w@0": np.zeros(9)}, {"variable/w@0": np.ones(9)}])
-    own = manifest.workers[1].tensors["variable/w@0"].blob
+    manifest = commit(store, 1, [{"variables/w@0": np.zeros(9)}, {"variables/w@0": np.ones(9)}])
+    own = manifest.workers[1].tensors["variables/w@0"].blob
     assert own not in {info.blob for info in manifest.workers[0].tensors.values()}
     flip(tmp_path, own)
     assert own in kdc_json("verify", tmp_path, code=1)["verdicts"][0]["problem"]
@@ -66,11 +66,11 @@ def test_damage_that_only_one_worker_has_is_found(tmp_path: Path) -> None:
 
 def test_what_one_worker_does_not_need_of_a_shared_blob_is_verified_for_the_others(tmp_path: Path) -> None:
     store = begin(tmp_path)
-    ones = {"variable/a@0": np.ones(9)}  # of worker 1; the same as another tensor of the chief
-    manifest = commit(store, 1, [{"variable/a@0": np.zeros(9), "variable/b@0": np.ones(9)}, ones])
+    ones = {"variables/a@0": np.ones(9)}  # of worker 1; the same as another tensor of the chief
+    manifest = commit(store, 1, [{"variables/a@0": np.zeros(9), "variables/b@0": np.ones(9)}, ones])
     (blob,) = manifest.blobs
     content = bytearray(store.storage.read(blob.path))
-    content[manifest.workers[0].tensors["variable/a@0"].start] ^= 1
+    content[manifest.workers[0].tensors["variables/a@0"].start] ^= 1
     rewrite(tmp_path, blob.path, bytes(content))
     assert kdc_json("verify", tmp_path, code=1)["verdicts"][0]["state"] == "damaged"
 
@@ -112,7 +112,7 @@ def test_one_backup_alone_can_be_verified(tmp_path: Path) -> None:
 
 def test_a_blob_that_backups_share_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = begin(tmp_path)
-    same = {"variable/w@0": np.arange(50)}
+    same = {"variables/w@0": np.arange(50)}
     commit(store, 2, same, known=commit(store, 1, same))
     real, calls = upkeep.verify_tensors, []
 
@@ -127,7 +127,7 @@ def test_a_blob_that_backups_share_is_read_once(tmp_path: Path, monkeypatch: pyt
 
 def test_a_shared_blob_that_is_damaged_damages_every_backup_that_needs_it(tmp_path: Path) -> None:
     store = begin(tmp_path)
-    same = {"variable/w@0": np.arange(50)}
+    same = {"variables/w@0": np.arange(50)}
     first = commit(store, 1, same)
     commit(store, 2, same, known=first)
     flip(tmp_path, first.blobs[0].path)

@@ -50,7 +50,7 @@ class Saver:
     def save(self, arrays: Arrays) -> int:
         """How many bytes it wrote."""
         self.saves += 1
-        held = {f"variable/{name}@0": SharedArray(array) for name, array in arrays.items()}
+        held = {f"variables/{name}@0": SharedArray(array) for name, array in arrays.items()}
         written: list[int] = []
         with self.store.storage.reporting(written.append):
             self.committer.commit(
@@ -60,7 +60,7 @@ class Saver:
 
     def restored(self) -> Arrays:
         found = self.store.load(self.store.manifest(self.store.commits()[-1]), 0).tensors
-        return {name.removeprefix("variable/").removesuffix("@0"): array for name, array in found.items()}
+        return {name.removeprefix("variables/").removesuffix("@0"): array for name, array in found.items()}
 
 
 def files(directory: Path) -> dict[str, bytes]:
@@ -133,9 +133,9 @@ def test_what_is_new_in_each_save_is_hashed_while_it_is_written_around_the_page_
         for name, array in saver.restored().items():
             np.testing.assert_array_equal(array, arrays[name])
         saver.store.verify(saver.store.manifest(saver.store.commits()[-1]))
-    large = "variable/large@0"
+    large = "variables/large@0"
     assert [large in names for names in beforehand] == [True] * 3 + [not direct] * 4 + [True] * 2
-    assert all(names >= {"variable/fixed@0", "variable/small@0"} for names in beforehand)
+    assert all(names >= {"variables/fixed@0", "variables/small@0"} for names in beforehand)
     written = [size > 480_000 for size in sizes]
     assert written == [True] * 6 + [direct] + [False, True], (
         "what has not changed after all is written once, and not twice"

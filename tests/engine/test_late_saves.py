@@ -88,14 +88,14 @@ def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 def snapshot(step: int) -> Snapshot:
     value = np.full(BYTES // 4, step, np.float32)
-    return Snapshot(Position("within", 0, step, step), {"variable/w@0": SharedArray(value)}, loop_state())
+    return Snapshot(Position("within", 0, step, step), {"variables/w@0": SharedArray(value)}, loop_state())
 
 
 def test_the_next_snapshot_is_taken_when_the_one_before_is_written_and_free(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = snapshot(1)
-    held = weakref.ref(first.tensors["variable/w@0"].array())
+    held = weakref.ref(first.tensors["variables/w@0"].array())
     engine.begin_slowly(monkeypatch, [first])
     del first
     assert engine.writing

@@ -57,7 +57,7 @@ class Pair:
     def save(self, step: int) -> None:
         self.chief.save(lambda: snapshot(step))
         theirs = [snapshot(step)]
-        self.held.append((step, weakref.ref(theirs[0].tensors["variable/w@0"].array())))
+        self.held.append((step, weakref.ref(theirs[0].tensors["variables/w@0"].array())))
         self.worker.save(theirs.pop)
 
     def worker_holds(self) -> list[int]:
@@ -73,7 +73,7 @@ class Pair:
 
 def snapshot(step: int) -> Snapshot:
     value = np.full(1000, step, np.float32)
-    return Snapshot(Position("within", 0, step, step), {"variable/w@0": SharedArray(value)}, loop_state())
+    return Snapshot(Position("within", 0, step, step), {"variables/w@0": SharedArray(value)}, loop_state())
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ class _Broken:
 
 def test_a_state_that_cannot_be_read_is_answered(pair: Pair) -> None:
     pair.queues[0].submit(lambda: pair.go_on.wait(60), "an artefact")
-    broken = Snapshot(Position("within", 0, 1, 1), {"variable/w@0": _Broken()}, loop_state())
+    broken = Snapshot(Position("within", 0, 1, 1), {"variables/w@0": _Broken()}, loop_state())
     pair.chief.save(lambda: broken)
     pair.worker.save(lambda: snapshot(1))
     assert pair.end() == []

@@ -135,13 +135,13 @@ def test_what_differs_is_sent_and_nothing_is_left_behind(service: Service, print
 
 
 def test_what_only_the_chief_has_is_none_on_another_worker(service: Service) -> None:
-    tensors = {name: SharedArray(VALUE) for name in ("a", "variable/seed@0", "callbacks/sums")}
-    chiefs = dataclasses.replace(STATE, tensors=tensors, state={"t": 1, "python_state": {"seen": 1}})
+    tensors = {name: SharedArray(VALUE) for name in ("a", "variables/seed@0", "callbacks/sums")}
+    chiefs = dataclasses.replace(STATE, tensors=tensors, state={"t": 1, "objects/changed": {"seen": 1}})
     worker = Delivering(side(1), 1)
     two = dataclasses.replace(side(0, 10).cluster, addresses=ADDRESSES[:2])
     (found,) = dataclasses.replace(side(0, 10), cluster=two).collect(1, chiefs, fingerprints(tensors))
     assert worker.end() == ""
-    assert found.state == {"python_state": None, "variable/seed@0": None}
+    assert found.state == {"objects/changed": None, "variables/seed@0": None, "callbacks/sums": None}
 
 
 def test_a_save_that_is_queued_is_waited_for_however_long_it_takes(

@@ -36,7 +36,7 @@ def change_saved_value(backup: Path, callback: str, name: str, value: Any) -> No
     for path in (backup / "commits").iterdir():
         body = json.loads(path.read_bytes())
         del body["seal"]
-        (topic,) = (t for t in body["workers"][0]["state"] if t.startswith(f"callback:{callback}("))
+        (topic,) = (t for t in body["workers"][0]["state"] if t.startswith(f"callbacks/{callback}("))
         body["workers"][0]["state"][topic][name] = value
         text = json.dumps(body, separators=(",", ":")).encode()[:-1]
         path.write_bytes(text + b',"seal":"%s"}' % xxhash.xxh3_128_hexdigest(text).encode())

@@ -89,7 +89,7 @@ def commit(
     The clock of the machine that wrote it is `behind` that of the store.
     """
     if workers is None:
-        workers = {"variable/kernel@0": np.full(1000, sequence, "float32")}
+        workers = {"variables/kernel@0": np.full(1000, sequence, "float32")}
     every = [workers] if isinstance(workers, Mapping) else list(workers)
     packer = Packer(dict(known.workers[0].tensors) if known else {}, store.blob_directory)
     records = []

@@ -38,7 +38,7 @@ def make(directory: Path, tmp_path: Path) -> None:
         }
     ]
     texts = {"keras": EVIL, "tensorflow": EVIL, "python": EVIL, "strategy": EVIL, "model": EVIL}
-    tensors = {f"variable/{name}@0": [1.0], f"{name}/other@{HOSTILE}": [2.0]}
+    tensors = {f"variables/{name}@0": [1.0], f"{name}/other@{HOSTILE}": [2.0]}
     for sequence in (1, 2, 3):
         commit(store, sequence, tensors, states=states, **texts)
     path = sorted(directory.glob("commits/*-*-*"))[1]

@@ -145,7 +145,7 @@ class Delivered:
         found = []
         for worker in self._workers:
             own = {n: SharedArray(a) for n, a in tensors_at(snapshot.position.step, worker).items() if n not in SHARED}
-            found.append(LocalState(own, fingerprints(own), {"user": {"worker": worker}}))
+            found.append(LocalState(own, fingerprints(own), {"loop/user": {"worker": worker}}))
         return found
 
     def skip(self, save: int, first: int = 1) -> None:

@@ -26,18 +26,20 @@ def random_states(seed: int = 0) -> dict[str, Any]:
 def loop_state(**user: Any) -> dict[str, Any]:
     """Every topic that there must be."""
     return {
-        "rng": random_states(),
-        "rng_at_epoch": random_states(),
-        "user": user,
-        "metric_variables": [],
-        "findings:input": [],
+        "random/now": random_states(),
+        "random_at_epoch/entered": random_states(),
+        "loop/user": user,
+        "loop/findings": [],
+        "variables/metrics": [],
+        "input/findings": [],
     }
 
 
 def fit_state() -> dict[str, Any]:
     """The same of a fit(), in which everything was inspected and nothing was found."""
     state = loop_state()
-    del state["user"]
-    counts = {"num_batches": 10, "first_epoch": 0, "num_validations": 0, "is_finalized": False, "stop_training": False}
-    nothing: dict[str, Any] = {"input_variables": [], "untracked_variables": []}
-    return {**state, **counts, **nothing, "logs": {}}
+    del state["loop/user"], state["loop/findings"]
+    of_input = {"input/num_batches": 10, "input/first_epoch": 0, "input/num_validations": 0}
+    progress = {"progress/is_finalized": False, "progress/stop_training": False, "progress/logs": {}}
+    nothing: dict[str, Any] = {"input/variables": [], "step/variables": []}
+    return {**state, **of_input, **progress, **nothing}

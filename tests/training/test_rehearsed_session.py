@@ -88,7 +88,7 @@ def test_a_stop_of_the_plan_is_no_part_of_the_state_and_one_of_the_scripts_is(
     for name, callbacks, expected in (("plan", [], False), ("script", [stop], True)):
         with rehearsing(monkeypatch, tmp_path / name) as found:
             fit(tmp_path, callbacks=callbacks)
-        assert backups(found).manifests[-1].workers[0].state["stop_training"] is expected
+        assert backups(found).manifests[-1].workers[0].state["progress/stop_training"] is expected
 
 
 class Ordered(keras.utils.PyDataset):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups.findings import Finding
-from keras_dist_callbacks.backups.manifest import ENVIRONMENT
 from keras_dist_callbacks.backups.snapshot import Manifest, WorkerState
 from keras_dist_callbacks.backups.verdict import Verdict, found_in
 from keras_dist_callbacks.cli.rehearsal.comparison import Difference
@@ -65,7 +64,7 @@ def of_irreproducible(manifest: Manifest, difference: Difference | None) -> list
     if found:
         return found
     found = list(Verdict(tuple(held)).conditions)
-    if (state.get(ENVIRONMENT) or {}).get("deterministic") == "False":
+    if (state.get("environment/now") or {}).get("deterministic") == "False":
         found.append(_DETERMINISM)
     return [*found, _SHORTENED] if not found or _is_of_input(difference) else found
 

@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks.backups import findings
-from keras_dist_callbacks.backups.manifest import CALLBACK, INPUT_PYTHON, PYTHON, TRACED
+from keras_dist_callbacks.backups.findings import FINDINGS
 from keras_dist_callbacks.backups.reading import read_tensors
-from keras_dist_callbacks.backups.snapshot import ARCHITECTURE, JSON, VARIABLE, Manifest, Position, TensorInfo
+from keras_dist_callbacks.backups.snapshot import JSON, VARIABLES, Manifest, Position, TensorInfo
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.validation import format_value
 
-_OWN_CHECKPOINT = f"{CALLBACK}kdc.ModelCheckpoint("
+_CALLBACK = "callbacks/"
+_OWN_CHECKPOINT = f"{_CALLBACK}kdc.ModelCheckpoint("
+_TRACED = "objects/traced"
 _PLAIN_ITEMS = 8
 
 
@@ -89,8 +90,8 @@ class State:
         """The topic as people read it."""
         if self._is_history:
             return "History"
-        if self.topic.startswith(CALLBACK):
-            return f"callback {self.topic.removeprefix(CALLBACK).removesuffix('()')}"
+        if self.topic.startswith(_CALLBACK):
+            return f"callback {self.topic.removeprefix(_CALLBACK).removesuffix('()')}"
         return _TOPICS.get(self.topic, self.topic)
 
     @property
@@ -106,11 +107,11 @@ class State:
     @property
     def is_of_objects(self) -> bool:
         """Whether it is what the user's objects hold, which may differ in any two runs, such as a time."""
-        return self.topic in _OF_OBJECTS or (self.topic.startswith(CALLBACK) and not self._is_history)
+        return self.topic in _OF_OBJECTS or (self.topic.startswith(_CALLBACK) and not self._is_history)
 
     @property
     def _is_history(self) -> bool:
-        return self.topic.startswith(f"{CALLBACK}History(")
+        return self.topic.startswith(f"{_CALLBACK}History(")
 
 
 @dataclass(frozen=True)
@@ -274,15 +275,15 @@ def _distance(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> tuple[i
 
 
 def _kind_of_tensor(name: str) -> tuple[str, str]:
-    kind, _, rest = name.partition("/")
-    if kind == VARIABLE:
+    part, _, rest = name.partition("/")
+    if part == VARIABLES:
         path, _, replica = rest.rpartition("@")
         return "variable", path if replica == "0" else f"{path} (replica {replica})"
-    if kind == "callbacks":
+    if part == "callbacks":
         return "callback", rest
-    if kind in ("description", ARCHITECTURE):
+    if part in ("facts", "architecture") or name == "objects/description":
         return "script", name
-    return ("input", name) if kind == "input" else ("state", name)
+    return ("input", name) if part == "input" else ("state", name)
 
 
 # --- state
@@ -292,9 +293,9 @@ def _states(one: Manifest, other: Manifest) -> list[State]:
     found: list[State] = []
     for (_, first), (_, second) in zip(_workers(one), _workers(other), strict=True):
         for topic in sorted({*first, *second}):
-            if topic == TRACED and not (topic in first and topic in second):
+            if topic == _TRACED and not (topic in first and topic in second):
                 continue  # a process that had no step left to train has traced none
-            if topic.startswith(findings.SAVED):
+            if topic.endswith(f"/{FINDINGS}"):
                 continue  # what was found is no state; of earlier resumes, an uninterrupted run has none
             pair = [_comparable(topic, state.get(topic), is_end=one.done) for state in (first, second)]
             found += [State(topic, *gap) for gap in _gaps(*pair)]
@@ -334,18 +335,18 @@ def _short(value: JSON) -> str:
 
 
 _TOPICS = {
-    "rng": "random states",
-    "rng_at_epoch": "random states at the beginning of the epoch",
-    "rng_before_epoch": "random states before the epoch",
-    "rng_at_input": "random states at the beginning of the input",
-    "logs": "logs of the epoch",
-    "input": "position of the input",
-    "order": "order of the input",
-    "input_variables": "variables of the input",
-    INPUT_PYTHON: "Python state of the input",
-    PYTHON: "Python state",
+    "random/now": "random states",
+    "random_at_epoch/entered": "random states at the beginning of the epoch",
+    "random_at_epoch/begun": "random states before the epoch",
+    "input/random": "random states at the beginning of the input",
+    "progress/logs": "logs of the epoch",
+    "input/own": "position of the input",
+    "input/order": "order of the input",
+    "input/variables": "variables of the input",
+    "input_objects/changed": "Python state of the input",
+    "objects/changed": "Python state",
 }
 
 
-_RANDOM = {"rng", "rng_at_epoch", "rng_before_epoch", "rng_at_input"}
-_OF_OBJECTS = {PYTHON, INPUT_PYTHON, TRACED}
+_RANDOM = {"random/now", "random_at_epoch/entered", "random_at_epoch/begun", "input/random"}
+_OF_OBJECTS = {"objects/changed", "input_objects/changed", _TRACED}

@@ -22,16 +22,16 @@ from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import pipeline
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.findings import Finding
-from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor
+from keras_dist_callbacks.backups.snapshot import Piece, Position, Saved
 from keras_dist_callbacks.inputs.sources import stateful_source_of
-from keras_dist_callbacks.training.user_state import changes, restoring
+from keras_dist_callbacks.state.part import Moment, Part, entered
+from keras_dist_callbacks.training.user_state import changes, findings, restoring
 from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.nodes import words
 from keras_dist_callbacks.training.user_state.reads import SEEDED, names_reached, reads_of
 from keras_dist_callbacks.training.user_state.walk import walk
 from keras_dist_callbacks.training.user_state.walker import Found, Limits, Policy, Root
 
-TENSORS = "input_python"
 _LIMITS = Limits(bytes=2**26)  # of arrays, which are compared at each save: a few milliseconds
 _COMPARED = (
     *("value", "container", "array", "texts", "object", "function", "class", "constant", "method", "ref", "random"),
@@ -44,7 +44,7 @@ _READING = ("open", "load", "read")
 _WRAPPED = ("fget", "__func__", "__wrapped__", "func")
 
 
-class InputState:
+class InputState(Part):
     """What the PyDatasets of training and validation data hold.
 
     Args:
@@ -55,6 +55,8 @@ class InputState:
     Attributes:
         start: What was found then in the Python code of all kinds of inputs.
     """
+
+    name = "input_objects"
 
     def __init__(self, fit: RunningFit, policy: Policy, callbacks: Mapping[str, Any]) -> None:
         self._fit = fit
@@ -101,7 +103,7 @@ class InputState:
             return
         self._is_read = is_read
         self._begun = self._walk()
-        self._changes = changes.changes_between(self._first, self._begun, TENSORS)
+        self._changes = changes.changes_between(self._first, self._begun)
         used = _mutable(self._begun)
         self._sharing = [path for path, root in self._writers.items() if used & _mutable(self._look({path: root}))]
 
@@ -120,9 +122,12 @@ class InputState:
             now = self._walk()
             self._has_changed = _tokens(now) != _tokens(self._begun) or _uncompared_path(now) is not None
 
-    def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """Returns what had changed when the epoch began, as records and tensors."""
-        return self._changes.records, self._changes.tensors
+    def capture(self, position: Position) -> Piece:
+        """Returns what had changed when the epoch began."""
+        if position.kind != "within":
+            self.note_epoch(is_read=False)
+        records = self._changes.records
+        return Piece({"changed": records} if records else {}, self._changes.tensors, tuple(self._found()))
 
     @property
     def is_all(self) -> bool:
@@ -144,8 +149,7 @@ class InputState:
             return "reading a batch changes its state"
         return _doubt_about_code(self._begun)
 
-    @property
-    def found(self) -> list[Finding]:
+    def _found(self) -> list[Finding]:
         """On what else it depends that the batches are the same."""
         owners = [words(path)[0] for path in self._sharing] if self.is_all else []
         changing = [words(path)[0] for path in self._changing]
@@ -154,13 +158,22 @@ class InputState:
             *(Finding("writer-of-position", owner) for owner in changing),
         ]
 
-    def restore(
-        self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]
-    ) -> tuple[dict[str, str], list[str]]:
-        """Puts back what was saved; returns what `restore_and_compare` does."""
-        if not saved and not self._first.with_own_state:
-            return {}, []
-        return restoring.restore_and_compare(saved, tensors, self._walk)
+    def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
+        """Puts back what the input's Python code held when the epoch began; returns what differs."""
+        if moment is not entered(saved.position):
+            return []
+        found: list[Finding] = []
+        records = saved.mine.state.get("changed") or {}
+        if records or self._first.with_own_state:
+            failed, others = restoring.restore_and_compare(records, saved.mine.tensors, self._walk)
+            found = [*findings.not_restored(failed), *findings.set_otherwise(others)]
+        if moment is Moment.EPOCH:
+            self.note_epoch(is_read=True)
+        return found
+
+    def adopt(self, saved: Saved) -> list[Finding]:
+        """The fit is complete already: the script goes on with what its input's code held."""
+        return self.restore(saved, entered(saved.position))
 
     def _walk(self) -> Found:
         return self._look(self._roots, self._first)

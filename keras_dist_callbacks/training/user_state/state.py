@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,11 +14,20 @@ from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import graphs, input_inspection, library_state, model_config, pipeline, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.findings import Finding
-from keras_dist_callbacks.backups.manifest import PYTHON, TRACED
-from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor
+from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, Saved, SharedArray
 from keras_dist_callbacks.process_runs import reference, runs_of
-from keras_dist_callbacks.training.callback_state import is_asserted, listed_callbacks, own_state, walked_callbacks
+from keras_dist_callbacks.state.part import Moment, Part, arrived
+from keras_dist_callbacks.training.callback_state import (
+    CallbackStates,
+    is_asserted,
+    listed_callbacks,
+    own_state,
+    walked_callbacks,
+)
+from keras_dist_callbacks.training.capture import ModelVariables
+from keras_dist_callbacks.training.captured_variables import CapturedVariables
 from keras_dist_callbacks.training.compiled_model import CompiledModel
+from keras_dist_callbacks.training.script_facts import ScriptFacts
 from keras_dist_callbacks.training.user_state import changes, edits, findings, restoring
 from keras_dist_callbacks.training.user_state.input_state import InputState
 from keras_dist_callbacks.training.user_state.libraries import is_library
@@ -32,35 +41,48 @@ from keras_dist_callbacks.training.user_state.traced_reads import (
 from keras_dist_callbacks.training.user_state.walk import walk
 from keras_dist_callbacks.training.user_state.walker import Found, Policy, Root
 
-_DESCRIPTION = "description/python"
+_DESCRIPTION = "description"
 
 
-class UserState:
+class UserState(Part):
     """What the user's Python code holds, beginning with what it is now: after all `on_train_begin`.
 
     Args:
         fit: The running fit, before anything is built, traced or restored.
         callbacks: All callbacks whose state belongs to training.
         directory: The backup directory: what differs is reported by the first of several `fit()` calls with it.
+        listed: The variables that Keras lists.
+        step: Those that only the train step holds.
+        compiled: The compiled model.
+        facts: Those of the script, which report some edits.
+        states: Those of callbacks, which have `set_state` called amid the restore of their other attributes.
 
     Attributes:
-        directory: As given.
-        saved_keys: Returns the keys of the variables that are saved in another way.
         input: The state of the Python code of the input.
-        found: As of the last `capture`: what has changed and is not saved, and what could not be inspected.
-        variable_keys: Likewise: the variables that only the user's code holds.
-        compiled: The compiled model.
+        variable_keys: As of the last `capture`: the variables that only the user's code holds.
     """
 
-    def __init__(self, fit: RunningFit, callbacks: Sequence[Any], directory: str = "") -> None:
+    name = "objects"
+
+    def __init__(
+        self,
+        fit: RunningFit,
+        callbacks: Sequence[Any],
+        directory: str,
+        *,
+        listed: ModelVariables,
+        step: CapturedVariables,
+        compiled: CompiledModel,
+        facts: ScriptFacts,
+        states: CallbackStates,
+    ) -> None:
         self._fit = fit
-        self.directory = directory
+        self._listed_variables, self._step, self._compiled = listed, step, compiled
+        self._facts, self._states = facts, states
         self._callbacks = walked_callbacks(callbacks)
         self._listed = {id(callback) for callback in listed_callbacks(callbacks)}
-        self.saved_keys: Callable[[], Collection[int]] = lambda: variables.variable_set(fit.model).keys
-        self.compiled = CompiledModel(fit.model)
-        self.input = InputState(fit, self._policy(), self._callbacks)
         self._start = Found()
+        self.input = InputState(fit, self._policy(), self._callbacks)
         self._start = self._walk()
         self._runs = runs_of(fit.model)
         self._changed_before = self._runs.changed.get(directory, {})
@@ -74,7 +96,6 @@ class UserState:
         first = self._runs.descriptions.setdefault(directory, described)
         self._description = edits.with_first(described, first)  # a restart begins with the first fit again
         self._tensor = SharedArray(np.frombuffer(json.dumps(self._description).encode(), np.uint8))
-        self.found: list[Finding] = []
         self.variable_keys: set[int] = set()
         self._differing: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # by dataset
         self._first_trace = getattr(fit.model, "train_function", None), graphs.trace_count(fit.model)
@@ -83,8 +104,8 @@ class UserState:
         self._last_trace = Found()
         self._earlier = self._traces()
 
-    def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """Returns what has changed since the start, as topics and tensors of a snapshot."""
+    def capture(self, position: Position) -> Piece:
+        """Returns what has changed since the start."""
         self.note_trace()
         now = self._walk()
         found = changes.changes_between(self._start, now)
@@ -93,7 +114,7 @@ class UserState:
             {path: why for path, why in places.items() if path in now.changed_sets or not now.is_below_own_state(path)}
             for places in (now.unknown, now.code_conditions, found.lost)
         )
-        self.found = [
+        what_is_lost = [
             *(findings.unseen(path, why, now, found.records) for path, why in unknown.items()),
             *(findings.code(path, why) for path, why in code.items() if is_called(path, now)),
             *(findings.code(path, DRAWN) for path in drawing_in_traces(now, traces_step=traces_step)),
@@ -107,22 +128,20 @@ class UserState:
         own = (node.value for node in now.nodes.values() if node.kind == "variable")
         self.variable_keys = {variables.key(c) for variable in own for c in variables.components(variable)}
         tensors = {**found.tensors, _DESCRIPTION: self._tensor}
-        records, topics = found.records, {}
+        records, topics = found.records, dict[str, JSON]()
         if self._traced:
             last, since = self._traced[-1], changes.changes_between(*self._since_trace(now))
-            topics[TRACED] = last.records
+            topics["traced"] = last.records
             # What has its first value again, and had another one when it was traced, is put back after the trace.
             records = {**{path: since.records[path] for path in last.records.keys() & since.records}, **records}
             tensors = {**since.tensors, **last.tensors, **tensors}
         self._note_changed(records)
-        return {**topics, **({PYTHON: records} if records else {})}, tensors
+        topics.update({"changed": records} if records else {})
+        return Piece(topics, tensors, tuple(what_is_lost))
 
-    def note_earlier_fit(self, saved: Collection[str]) -> None:
-        """Compares what a backup holds with the start of the first fit of this process, if this is a later one.
-
-        Args:
-            saved: The paths of what it holds.
-        """
+    def note_earlier_fit(self, backup: Saved) -> None:
+        """Compares what a backup holds with the start of the first fit of this process, if this is a later one."""
+        saved = (backup.mine.state.get("changed") or {}).keys()
         before, now = self._changed_before, self._start.nodes
         holders = _holders(saved, before) & before.keys()
         if holders:
@@ -137,11 +156,6 @@ class UserState:
             changed = _below(holders, self._start.nodes)
             self._changed.update({path: remembered(node) for path, node in changed.items()})
 
-    @property
-    def has_set_states(self) -> bool:
-        """Whether an object of the user's has `set_state`."""
-        return bool(self._start.with_own_state)
-
     def _since_trace(self, now: Found) -> tuple[Found, Found]:
         """Returns what had changed when the step was last traced: as it was then, and as it is now."""
         paths = self._traced[-1].records.keys()
@@ -153,7 +167,7 @@ class UserState:
         )
         return then, present
 
-    def trace_as_before(
+    def _trace_as_before(
         self,
         traced: Mapping[str, JSON] | None,
         saved: Mapping[str, JSON],
@@ -208,13 +222,26 @@ class UserState:
         nodes = self._walk(only_traced=True).nodes
         return any(path in nodes or parent_of(path)[0] in nodes for path in saved)
 
-    def restore(
-        self,
-        saved: Mapping[str, JSON],
-        tensors: Mapping[str, np.ndarray[Any, Any]],
-        set_states: Callable[[], None] = lambda: None,
-    ) -> list[Finding]:
+    def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
+        """Puts back what was saved, and compares what the script says with what it said then."""
+        if moment is not arrived(saved.position):
+            return []
+        return self.adopt(saved) + self._edits(saved.mine.tensors)
+
+    def adopt(self, saved: Saved) -> list[Finding]:
+        """Puts back what was saved."""
+        records, traced = saved.mine.state.get("changed") or {}, saved.mine.state.get("traced")
+        if self._compiled.is_not_restored:  # then the script's optimizer has no variables for layers frozen in training
+            records, traced = {path: r for path, r in records.items() if not path.endswith("/_trainable")}, None
+        found = self._trace_as_before(traced, records, saved.mine.tensors)
+        found += self._put_back(records, saved.mine.tensors)
+        if self._start.with_own_state:  # their `set_state` may have changed what the model holds
+            self._listed_variables.put_back()
+        return found
+
+    def _put_back(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[Finding]:
         """Puts back what was saved, `set_state` of the callbacks included; returns what is not as it was."""
+        set_states = self._states.put_back
         if not saved and not self._start.with_own_state:
             set_states()
             return []
@@ -224,21 +251,12 @@ class UserState:
         replaced = [path for path, value in shared_with_input.items() if path in now and now[path].value is not value]
         return [*findings.not_restored(failed), *findings.set_otherwise([*others, *replaced])]
 
-    def restore_input(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[Finding]:
-        """Does and returns the same for the input's code, as of when the epoch began."""
-        failed, others = self.input.restore(saved, tensors)
-        return [*findings.not_restored(failed), *findings.set_otherwise(others)]
-
-    def edits(self, tensors: Mapping[str, np.ndarray[Any, Any]], named: Collection[str]) -> list[Finding]:
-        """Returns what the script says otherwise than in the interrupted run.
-
-        Args:
-            tensors: Of the backup.
-            named: Settings that are reported already.
-        """
+    def _edits(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[Finding]:
+        """Returns what the script says otherwise than in the interrupted run, and no other part reports."""
         if _DESCRIPTION not in tensors:
             return []
-        return findings.of_edits(edits.compare(json.loads(bytes(tensors[_DESCRIPTION])), self._description), named)
+        differing = edits.compare(json.loads(bytes(tensors[_DESCRIPTION])), self._description)
+        return findings.of_edits(differing, self._facts.names_that_differ)
 
     def note_trace(self) -> None:
         """A step was traced, or may have been: notes what it may have read, if so."""
@@ -260,7 +278,7 @@ class UserState:
         self._traced.append(found)
 
     def _walk(self, *, only_traced: bool = False) -> Found:
-        roots = _roots_of(self._fit, self._callbacks, compiled=not self.compiled.is_another)
+        roots = _roots_of(self._fit, self._callbacks, compiled=not self._compiled.is_another)
         roots = {path: root for path, root in roots.items() if root.is_traced or not only_traced}
         policy = dataclasses.replace(self._policy(), is_asserted=self._is_asserted)
         return walk(roots, policy, start=self._start if self._start.nodes else None)
@@ -269,7 +287,12 @@ class UserState:
         return is_asserted(value) or self.input.holds(value)
 
     def _policy(self) -> Policy:
-        return Policy(is_asserted, own_state, lambda: self.saved_keys(), lambda value: id(value) in self._listed)
+        return Policy(is_asserted, own_state, self._saved_keys, lambda value: id(value) in self._listed)
+
+    def _saved_keys(self) -> set[int]:
+        """Returns the keys of the variables that other parts save."""
+        listed = variables.variable_set(self._fit.model).keys
+        return {*listed, *self._step.keys} if self._start.nodes else {*listed}  # at the start, no step has made any
 
     def _readers_of_the_input(self, now: Found) -> list[Finding]:
         """Callbacks that could read a dataset whose passes differ; one of the input's would change its order too."""

@@ -1,0 +1,73 @@
+"""What every part of a training's state has in common."""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+from keras_dist_callbacks.backups.findings import Finding
+from keras_dist_callbacks.backups.snapshot import Piece, Position, Saved
+
+
+class Moment(enum.Enum):
+    """When something is restored, in their order.
+
+    Attributes:
+        START: Before the first epoch.
+        EPOCH_BEGIN: The interrupted epoch begins: before any `on_epoch_begin`.
+        EPOCH: It is entered: before its first batch is asked for.
+        STEP: The batches of it that were trained are dropped.
+    """
+
+    START = enum.auto()
+    EPOCH_BEGIN = enum.auto()
+    EPOCH = enum.auto()
+    STEP = enum.auto()
+
+
+def entered(position: Position) -> Moment:
+    """Returns when what was saved as an epoch was entered is put back."""
+    return Moment.EPOCH if position.kind == "within" else Moment.START
+
+
+def arrived(position: Position) -> Moment:
+    """Returns when training has come to the place where the backup was taken."""
+    return Moment.STEP if position.kind == "within" else Moment.START
+
+
+class Part:
+    """One kind of state, with one owner.
+
+    A part does nothing at a moment that is not its own. Before any part assigns, all have checked.
+
+    Attributes:
+        name: Its key in a manifest, see `backups.manifest.PARTS`.
+    """
+
+    name: ClassVar[str]
+
+    def capture(self, position: Position) -> Piece:
+        """Returns what it saves, between two steps.
+
+        Args:
+            position: Where training is.
+        """
+        raise NotImplementedError
+
+    def check(self, saved: Saved) -> None:
+        """Looks whether what is saved fits, as far as that can be known before the first epoch; assigns nothing.
+
+        Raises:
+            BackupMismatchError: It does not.
+        """
+
+    def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
+        """Puts back what is saved; returns what is not as it was, or may not be."""
+        return []
+
+    def adopt(self, saved: Saved) -> list[Finding]:
+        """The fit is complete already: puts back what the script goes on with. What is found was lost."""
+        return self.restore(saved, arrived(saved.position))
+
+    def continue_from(self, saved: Saved) -> None:
+        """A fit of this process has ended with this backup, and its model is trained further: nothing is put back."""
