@@ -90,7 +90,7 @@ class _Gated(kdc.BackupAndRestore):
 
     def on_train_begin(self, logs: Any = None) -> None:
         super().on_train_begin(logs)
-        self._session._schedule = self._gate
+        self._session.run.schedule = self._gate
 
 
 def make(names: Sequence[str], workload: Workload, directory: Path, watch: Watch | None = None) -> list[Arm]:

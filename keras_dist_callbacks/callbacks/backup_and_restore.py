@@ -21,7 +21,6 @@ from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.committer import EngineOptions
-from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.engine.schedule import parse_save_freq
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError
@@ -35,7 +34,6 @@ from keras_dist_callbacks.options import (
 )
 from keras_dist_callbacks.process_runs import next_name
 from keras_dist_callbacks.rehearsal.plan import VARIABLE, Plan, plan_in_force
-from keras_dist_callbacks.shutdown.controller import ShutdownController
 from keras_dist_callbacks.terminal import is_first, say, warn
 from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.callback_state import (
@@ -46,6 +44,7 @@ from keras_dist_callbacks.training.callback_state import (
 )
 from keras_dist_callbacks.training.rehearsed_session import RehearsedSession
 from keras_dist_callbacks.training.restored import announce, reproducibility_advice
+from keras_dist_callbacks.training.run import Run
 from keras_dist_callbacks.training.session import FitSession, SessionOptions
 from keras_dist_callbacks.validation import check, path, verbosity
 
@@ -201,21 +200,20 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         cluster.require_same(self._facts(fit, callbacks), "BackupAndRestore")
         name, plan = next_name("backup"), self._require_plan()
         runs = seam.still_runs(fit.model)
-        options_of_engine = replace(self._options, keep_all=plan is not None)
-        engine = BackupEngine.open(self._storage, cluster, name, options_of_engine, runs)
-        engine.prepare()
-        shutdown = ShutdownController(self._shutdown, engine, self._say_problem)
-        options = SessionOptions(
-            owner=self,
-            directory=self._storage.display(),
-            policy=self._policy,
-            announce=self._announce,
-            closed=self._forget_session,
+        run = Run.open(
+            self._storage,
+            cluster,
+            name,
+            self._policy,
+            replace(self._options, keep_all=plan is not None),
+            self._shutdown,
+            self._say_problem,
+            runs=runs,
             strict=self._strict,
-            read_again=self._read_again,
         )
-        parts = (fit, engine, cluster, shutdown, options)
-        session = FitSession(*parts) if plan is None else RehearsedSession(*parts, plan)
+        run.engine.prepare()
+        options = SessionOptions(self, self._announce, self._forget_session, self._read_again)
+        session = FitSession(fit, run, options) if plan is None else RehearsedSession(fit, run, options, plan)
         saved = session.pick()
         self._session = session
         if saved is not None:

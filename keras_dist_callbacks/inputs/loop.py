@@ -5,30 +5,51 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from keras_dist_callbacks._compat import model_parts, pipeline, replay, rng, variables
 from keras_dist_callbacks._compat.input_inspection import inspect_source
 from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups.findings import Finding
-from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, Saved
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.inputs import order
 from keras_dist_callbacks.inputs.sources import is_stateless
 from keras_dist_callbacks.inputs.unseeded import Orders
 from keras_dist_callbacks.inputs.variables import InputVariables
+from keras_dist_callbacks.state.part import Moment, Part
 
 
-class LoopInput:
+class EpochStates(Protocol):
+    """Random states that another part saves.
+
+    Attributes:
+        entered: As the running epoch's first batch was asked for; None before it was.
+        saved_entered: Likewise, as the backup has them.
+        now: Those of the backup, after the steps that were trained.
+    """
+
+    entered: JSON
+    saved_entered: JSON
+    now: JSON
+
+
+class LoopInput(Part):
     """The inputs of one loop, an epoch after the other.
 
     Args:
         trained: What the loop trains.
+        states: Random states.
         tell: Is given what cannot be restored.
         is_alone: Whether there is one worker only.
     """
 
-    def __init__(self, trained: Any, tell: Callable[[list[Finding]], None], *, is_alone: bool = True) -> None:
+    name = "input"
+
+    def __init__(
+        self, trained: Any, states: EpochStates, tell: Callable[[list[Finding]], None], *, is_alone: bool = True
+    ) -> None:
+        self._states = states
         self._trained, self._report, self._is_alone = trained, tell, is_alone
         self._state: InputVariables | None = None
         self._dataset: Any = None
@@ -37,25 +58,29 @@ class LoopInput:
         self._seed: int | None = None
         self._unseeded: list[Finding] = []
         self._past = 0
-        self._resumed: WorkerState | None = None
+        self._resumed: Saved | None = None
         self._given = self._longest = 0
         self._around = self._counted = self._uncounted = False
         self._iterations = self._optimizer_iterations()
-        self.rng_at_epoch: JSON = None
-        """Random states as the epoch's first batch was asked for."""
+        self.in_step = False
+        """Whether a batch was given to the loop, and its step was not counted."""
+        self.unseen_steps = False
+        """Whether a loop within a `tf.function` takes batches, so that a step may be in progress at any time."""
         self.none_left = False
         """Whether `Checkpointer.batches()` had no batch left in this epoch."""
         self.begins_at_batch = False
         """Whether the loop has asked for `Checkpointer.batch` before this epoch's first step."""
 
-    def resume(self, saved: WorkerState) -> None:
-        """The loop continues from a backup."""
-        self._past, self._resumed, self._iterations = saved.position.epoch, saved, self._optimizer_iterations()
-        self._seed = order.seed_of(saved.of("input"))
-        codes = {found.code for found in saved.of("input").mine.findings}
+    def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
+        """The loop continues from a backup; the input is put there when it is asked for batches."""
+        position = saved.position
+        self._past, self._resumed, self._iterations = position.epoch, saved, self._optimizer_iterations()
+        self._seed = order.seed_of(saved)
+        codes = {found.code for found in saved.mine.findings}
         self._around, self._uncounted = "loop-batches" in codes, "loop-uncounted" in codes
-        epoch, before = saved.position.epoch, saved.position.step - saved.position.batch
-        self._longest = math.ceil(before / epoch) if epoch else 0
+        before = position.step - position.batch
+        self._longest = math.ceil(before / position.epoch) if position.epoch else 0
+        return []
 
     @property
     def takes_own_batches(self) -> bool:
@@ -92,7 +117,7 @@ class LoopInput:
         self._uncounted = self._uncounted or missing
         if not self._given:
             self._around, self._longest = True, max(self._longest, batch)
-        self._given, self.rng_at_epoch = 0, None
+        self._given, self._states.entered = 0, None
         self._counted = self.none_left = self.begins_at_batch = False
         return missing
 
@@ -121,7 +146,7 @@ class LoopInput:
         resumed, self._resumed = self._resumed, None
         self._give_order(dataset, made_for_epoch)
         inputs = self._state = self._state or InputVariables(lambda: self._read, inspect_source)
-        self._report(inputs.match_backup(resumed.of("input")) if resumed is not None else [])
+        self._report(inputs.match_backup(resumed) if resumed is not None else [])
         if not made_for_epoch:
             self._advance(dataset)
         dataset = self._ordered
@@ -129,22 +154,20 @@ class LoopInput:
             return self._interrupted(dataset, batch, inputs, resumed)
         if resumed is not None:
             inputs.restore_current()
-        self.rng_at_epoch = rng.capture()
+        self._states.entered = rng.capture()
         inputs.note_start()
         return iter(dataset)
 
-    def _interrupted(
-        self, dataset: Iterable[Any], batch: int, inputs: InputVariables, resumed: WorkerState
-    ) -> Iterator[Any]:
+    def _interrupted(self, dataset: Iterable[Any], batch: int, inputs: InputVariables, resumed: Saved) -> Iterator[Any]:
         """The rest of the epoch that was interrupted."""
-        now, entered = resumed.state["random/now"], resumed.state["random_at_epoch/entered"]
-        self.rng_at_epoch = entered or now  # of a loop that had none from here
-        rng.restore(self.rng_at_epoch)
+        now, states = self._states.now, self._states
+        states.entered = states.saved_entered or now  # of a loop that had none from here
+        rng.restore(states.entered)
         inputs.restore_epoch_start()
         self._report(inputs.other_files)
         iterator = iter(dataset)
         replay.drop(iterator, batch, batch)
-        moved = rng.changed_since(self.rng_at_epoch) if inputs.hidden.python else ()
+        moved = rng.changed_since(states.entered) if inputs.hidden.python else ()
         inputs.restore_read_only()
         rng.restore(now, leave=moved)
         return iterator

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from keras_dist_callbacks.backups.findings import Finding
-from keras_dist_callbacks.backups.snapshot import Piece, Position, Saved
+from keras_dist_callbacks.backups.snapshot import Piece, Position, Saved, Snapshot
 
 
 class Moment(enum.Enum):
@@ -71,3 +72,17 @@ class Part:
 
     def continue_from(self, saved: Saved) -> None:
         """A fit of this process has ended with this backup, and its model is trained further: nothing is put back."""
+
+
+def snapshot_of(parts: Iterable[Part], position: Position, earlier: Sequence[Finding]) -> Snapshot:
+    """Returns a snapshot of this worker; the last part is captured first, as those before may ask it what it holds.
+
+    Args:
+        parts: All of a training, in the order in which they are restored.
+        position: Where training is.
+        earlier: What was found in the resumes that this run began with.
+    """
+    parts = list(parts)
+    last_first = {part.name: part.capture(position) for part in reversed(parts)}
+    pieces = {part.name: last_first[part.name] for part in parts}
+    return Snapshot.of(position, {**pieces, "earlier": Piece(findings=tuple(earlier))})

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks._compat import building, model_parts, variables
+from keras_dist_callbacks._compat import model_parts, variables
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.json_values import to_json
 from keras_dist_callbacks.backups.snapshot import (
@@ -66,12 +66,19 @@ class ModelVariables(Part):
         model: The model in training, or what stands for one.
         cluster: This worker's place.
         leave: Returns the keys of variables that are right already when they are put back.
+        is_built: Returns whether all of them exist.
     """
 
     name = VARIABLES
 
-    def __init__(self, model: Any, cluster: Cluster, leave: Callable[[], Collection[int]] = tuple) -> None:
-        self._model, self._cluster, self._leave = model, cluster, leave
+    def __init__(
+        self,
+        model: Any,
+        cluster: Cluster,
+        leave: Callable[[], Collection[int]] = tuple,
+        is_built: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._model, self._cluster, self._leave, self._is_built = model, cluster, leave, is_built
         self._saved: Saved | None = None
 
     def capture(self, position: Position) -> Piece:
@@ -96,7 +103,7 @@ class ModelVariables(Part):
             BackupMismatchError: The backup is of another model.
         """
         self._saved = saved
-        if not building.unbuilt_layers(self._model) and not building.has_unbuilt_variables(self._model):
+        if self._is_built():
             self._match(saved, variables.variable_set(self._model).named)
 
     def restore(self, saved: Saved, moment: Moment) -> list[Finding]:

@@ -8,23 +8,20 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from keras_dist_callbacks import static, validation
-from keras_dist_callbacks._compat import model_parts, rng, variables
-from keras_dist_callbacks._compat.traced_functions import TracedFunctions
+from keras_dist_callbacks import validation
+from keras_dist_callbacks._compat import variables
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.findings import Finding, sentences
-from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.backups.restored import Restored
-from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, SharedTensor, Snapshot, WorkerState
+from keras_dist_callbacks.backups.snapshot import CommitId, Snapshot, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.coordinated_stop import StopRequest
 from keras_dist_callbacks.engine.committer import EngineOptions
-from keras_dist_callbacks.engine.engine import BackupEngine
-from keras_dist_callbacks.engine.schedule import Schedule, parse_save_freq
+from keras_dist_callbacks.engine.schedule import parse_save_freq
 from keras_dist_callbacks.errors import BackupError, ConfigError
-from keras_dist_callbacks.inputs.loop import LoopInput
 from keras_dist_callbacks.options import (
     MAX_OVERHEAD,
     ShutdownOptions,
@@ -34,23 +31,36 @@ from keras_dist_callbacks.options import (
     open_to_write,
 )
 from keras_dist_callbacks.process_runs import next_name
-from keras_dist_callbacks.progress_file import Phase, progress_file
+from keras_dist_callbacks.progress_file import Phase
 from keras_dist_callbacks.rehearsal import records
 from keras_dist_callbacks.rehearsal.plan import plan_in_force
-from keras_dist_callbacks.shutdown.controller import ShutdownController
-from keras_dist_callbacks.state.environment import Environment
-from keras_dist_callbacks.state.part import arrived
+from keras_dist_callbacks.state.part import arrived, snapshot_of
 from keras_dist_callbacks.terminal import say, warn
 from keras_dist_callbacks.training import resume_mode
-from keras_dist_callbacks.training.capture import ModelVariables
-from keras_dist_callbacks.training.config_diff import capture_rates, changed_rates_of_loop
-from keras_dist_callbacks.training.epoch_begin import EpochBegin, update
-from keras_dist_callbacks.training.restored import agree_on_all, announce, carried, describe_run, require
+from keras_dist_callbacks.training.loop_parts import LoopParts
+from keras_dist_callbacks.training.progress import StepCounter
+from keras_dist_callbacks.training.restored import announce, describe_run
+from keras_dist_callbacks.training.run import Run
 from keras_dist_callbacks.training.training_objects import NotCopyable, TrainingObjects, require_loop, user_state
 from keras_dist_callbacks.validation import verbosity
 
 if TYPE_CHECKING:
     import keras
+
+
+@dataclass
+class _RunningEpoch:
+    """What is known of the running epoch.
+
+    Attributes:
+        has_stepped: A step was counted.
+        is_late: A backup that was due waits for its end.
+        is_provisional: A backup within it was taken that a resume may not go on from; its end is saved too.
+    """
+
+    has_stepped: bool = False
+    is_late: bool = False
+    is_provisional: bool = False
 
 
 @explains_arguments
@@ -104,11 +114,6 @@ class Checkpointer(NotCopyable):
         ConfigError: An argument is wrong, or the optimizer has no variables yet.
     """
 
-    epoch = steps = _batch = 0
-    restored: Restored | None = None
-    _open = _in_step = _unseen_steps = _has_reported = _has_said_late = False
-    _in_epoch = _stepped = _is_late = _is_provisional = False  # of the running epoch
-
     def __init__(
         self,
         backup_dir: str | os.PathLike[str],
@@ -134,22 +139,24 @@ class Checkpointer(NotCopyable):
         shutdown = group_of("shutdown_options", shutdown_options, ShutdownOptions)
         self._trained, self.state = TrainingObjects.of(model, optimizer, metrics, variables), user_state(state)
         self._delete = validation.check("delete_checkpoint", delete_checkpoint, bool)
-        self._strict = validation.check("strict", strict, bool | Literal["certain"])
-        self._origin = static.attribute(model, "_kdc_origin")
-        self._strategy, self._cluster = model.distribute_strategy, Cluster.detect()
-        self._cluster.require_connection(self._strategy)
-        self._schedule = Schedule(parse_save_freq(save_freq, max_overhead), self._cluster)
+        cluster = Cluster.detect()
+        cluster.require_connection(model.distribute_strategy)
         self._storage = open_to_write(validation.path("backup_dir", backup_dir), storage_options, write)
-        name = next_name("loop")
-        options = EngineOptions(double_checkpoint, verbose > 0, write)
-        self._engine = BackupEngine.open(self._storage, self._cluster, name, options, _is_alive(self))
         self._say = functools.partial(say, verbose=verbose > 0)
-        tell = functools.partial(self._say, level=logging.WARNING)
-        self._shutdown = ShutdownController(shutdown, self._engine, tell)
-        self._environment = Environment()
-        self._variables = ModelVariables(self._trained, self._cluster)
-        self._earlier: list[Finding] = []
+        self._run = Run.open(
+            self._storage,
+            cluster,
+            next_name("loop"),
+            parse_save_freq(save_freq, max_overhead),
+            EngineOptions(double_checkpoint, verbose > 0, write),
+            shutdown,
+            functools.partial(self._say, level=logging.WARNING),
+            runs=_is_alive(self),
+            strict=validation.check("strict", strict, bool | Literal["certain"]),
+        )
         self._facts = {"save_freq": repr(save_freq), "save_before_preemption": str(shutdown.save_before_preemption)}
+        self._count, self._running = StepCounter(), _RunningEpoch()
+        self._told: set[str] = set()
 
     def restore(self) -> bool:
         """Puts everything back to the newest backup, and claims the directory; call it once, before training.
@@ -161,34 +168,58 @@ class Checkpointer(NotCopyable):
             BackupMismatchError: The backup is of another model.
             DamagedBackupError: No backup is intact.
         """
-        if self._open:
+        if self._run.is_open:
             raise BackupError("restore() was called already; make a new Checkpointer for another run")
-        self._cluster.require_same({"the backup directory": self._storage.display(), **self._facts}, "Checkpointer")
-        self._engine.prepare()
-        self._reported = progress_file()
-        self._reported.begin_fit(self._storage.display())
-        self._input = LoopInput(self._trained, self._say_more, is_alone=self._cluster.num_workers == 1)
-        self._begin = EpochBegin(self._trained, self.state)
-        self._rates = {} if self._trained.optimizer is None else model_parts.fixed_rates(self._trained.optimizer)
-        self._traced = TracedFunctions()
-        picked = self._engine.pick(variables.empty)
-        now = describe_run(self._strategy, self._cluster.num_workers)
+        run = self._run
+        run.cluster.require_same({"the backup directory": run.engine.directory, **self._facts}, "Checkpointer")
+        run.engine.prepare()
+        run.reported.begin_fit(run.engine.directory)
+        self._parts = LoopParts.of(self._trained, self.state, run.cluster, self._say_more)
+        picked = run.engine.pick(variables.empty)
+        run.description = describe_run(self._trained.distribute_strategy, run.cluster.num_workers)
         if picked is not None:
-            self._apply(picked[0].name, require_loop(picked[1]), now)
+            self._resume(picked[0], require_loop(picked[1]))
         else:
-            warn_of_foreign = functools.partial(resume_mode.warn_of_foreign_backup, self._storage, self._origin)
-            self._cluster.on_chief(warn_of_foreign, "looking for other tools' backups")
-        self._engine.claim(now, by="Checkpointer")
-        self._open = True
-        self._shutdown.begin()
+            warn_of_foreign = functools.partial(resume_mode.warn_of_foreign_backup, self._storage, self._trained.origin)
+            run.cluster.on_chief(warn_of_foreign, "looking for other tools' backups")
+        run.engine.claim(run.description, by="Checkpointer")
+        self._run.is_open = True
+        run.shutdown.begin()
         return picked is not None
+
+    def _resume(self, commit: CommitId, backup: WorkerState) -> None:
+        run, position = self._run, backup.position
+        found = [*verdict.changes(backup, run.description), *verdict.found_in(backup)]
+        for part in self._parts:
+            part.check(backup.of(part.name))
+        for part in self._parts:
+            found += part.restore(backup.of(part.name), arrived(position))
+        self._count.resume(position)
+        self._count.skip_to(position.batch)
+        run.schedule.begin(position.step)
+        announce(run.resumed_from(commit, position, found), self._say, warns=run.cluster.is_chief)
+
+    @property
+    def epoch(self) -> int:
+        """The running epoch, from 0."""
+        return self._count.epoch
+
+    @property
+    def steps(self) -> int:
+        """Batches trained in all."""
+        return self._count.step
+
+    @property
+    def restored(self) -> Restored | None:
+        """What `restore` found; None before that, and without a backup."""
+        return self._run.restored
 
     @property
     def batch(self) -> int:
         """Batches trained in the running epoch; a loop that takes them from elsewhere begins here."""
-        if self._open and not self._stepped:
-            self._input.begins_at_batch = True
-        return self._batch
+        if self._run.is_open and not self._running.has_stepped:
+            self._parts.input.begins_at_batch = True
+        return self._count.batch
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are left of `count`; saves at each one's end if that is the time.
@@ -197,21 +228,22 @@ class Checkpointer(NotCopyable):
         in the epoch that was interrupted: it draws the same random numbers, and what it changes is put back.
         """
         self._require_open()
-        self._begin.settle()
+        self._parts.begin.settle()
         while self.epoch < validation.check("count", count, validation.Count):
-            self._reported.begin_epoch(self.epoch, self.steps)
-            self._begin.begin()
-            self._in_epoch, self._stepped = True, False
+            self._run.reported.begin_epoch(self.epoch, self.steps)
+            self._parts.begin.begin()
+            self._count.enter_epoch(None)
+            self._running = running = _RunningEpoch()
             yield self.epoch
-            steps, self._in_epoch = self._batch, False
-            self.epoch, self._batch = self.epoch + 1, 0
-            self._report_missing_steps(self._input.epoch_ends(steps))
-            self._exit_if_requested(self._shutdown.boundary())
-            if self._schedule.at_epoch_end or self._is_provisional:
-                self._engine.save(lambda: self._snapshot("between"))
-            elif self._is_late:
-                self._schedule.save_when_due(self.steps, self._engine, lambda: self._snapshot("between"))
-            self._is_late = self._is_provisional = False
+            missing = self._parts.input.epoch_ends(self._count.batch)
+            self._count.end_epoch(self.epoch)
+            self._report_missing_steps(missing)
+            self._exit_if_requested(self._run.shutdown.boundary())
+            if self._run.schedule.at_epoch_end or running.is_provisional:
+                self._run.engine.save(lambda: self._snapshot("between"))
+            elif running.is_late:
+                self._run.save_when_due(self.steps, lambda: self._snapshot("between"))
+            self._running = _RunningEpoch()
 
     def batches(self, dataset: Iterable[Any], *, made_for_epoch: bool = False) -> Iterator[Any]:
         """The batches that are left of one pass over `dataset`; to be called once in each epoch.
@@ -250,32 +282,32 @@ class Checkpointer(NotCopyable):
             BackupError: As `batches`.
             ConfigError: As `batches`.
         """
-        self._unseen_steps = True
+        self._parts.input.unseen_steps = True
         return self._rest(dataset, made_for_epoch)
 
     def _rest(self, dataset: Iterable[Any], made_for_epoch: bool) -> Iterator[Any]:
         self._require_open()
         made_for_epoch = validation.check("made_for_epoch", made_for_epoch, bool)
-        if self._batch and not self._in_epoch and not self._input.is_around:
+        if self._count.batch and not self._count.is_within and not self._parts.input.is_around:
             raise ConfigError(
                 "batches() was called again, and no epoch has ended: take the epochs from Checkpointer.epochs(), or "
                 "repeat the dataset"
             )
-        if not self._in_epoch:
-            self._begin.settle()
-        remaining = self._input.remaining_batches(dataset, self._batch, made_for_epoch=made_for_epoch)
-        self._begin.put_back(leave=self._input.keys)
+        if not self._count.is_within:
+            self._parts.begin.settle()
+        remaining = self._parts.input.remaining_batches(dataset, self._count.batch, made_for_epoch=made_for_epoch)
+        self._parts.begin.put_back(leave=self._parts.input.keys)
         return remaining
 
     def _given(self, batches: Iterator[Any]) -> Iterator[Any]:
-        self._input.none_left = True
+        self._parts.input.none_left = True
         try:
             for batch in batches:
-                self._input.none_left, self._in_step = False, True
+                self._parts.input.none_left, self._parts.input.in_step = False, True
                 yield batch
         finally:
-            self._reported.enter(Phase.OUTSIDE)  # what follows is the user's, and may take its time
-        self._in_step = False
+            self._run.reported.enter(Phase.OUTSIDE)  # what follows is the user's, and may take its time
+        self._parts.input.in_step = False
 
     def step(self, batches: int = 1) -> None:
         """Counts a trained batch, and saves if that is due; call it after each, on every worker.
@@ -292,33 +324,35 @@ class Checkpointer(NotCopyable):
         self._require_open()
         batches = validation.check("batches", batches, validation.Count)
         self._report_step(self.steps + batches)
-        self._batch, self.steps, self._in_step = self._batch + batches, self.steps + batches, False
+        self._count.trained(batches)
+        self._parts.input.in_step = False
         self._note_step()
-        self._engine.poll()
-        if self._in_epoch and not self._input.can_go_on_at(self._batch):
+        self._run.engine.poll()
+        if self._count.is_within and not self._parts.input.can_go_on_at(self._count.batch):
             self._say_late()
             return
-        self._exit_if_requested(self._shutdown.boundary())
-        self._schedule.save_when_due(self.steps, self._engine, self._within)
+        self._exit_if_requested(self._run.shutdown.boundary())
+        self._run.save_when_due(self.steps, self._within)
 
     def _within(self) -> Snapshot:
         """Of a loop that may run the epoch again after a resume, the epoch's end is saved too."""
-        self._is_provisional = self._in_epoch and self._input.is_around and not self._input.begins_at_batch
+        around = self._parts.input.is_around and not self._parts.input.begins_at_batch
+        self._running.is_provisional = self._count.is_within and around
         return self._snapshot("within")
 
     def _note_step(self) -> None:
-        if self._in_epoch and not self._stepped and self._input.is_around and self._cluster.num_workers > 1:
-            asked = self._cluster.gather(self._input.begins_at_batch, "where a loop begins")
-            self._input.begins_at_batch = any(asked)  # one worker alone may look at `batch`
-        self._stepped = True
-        self._input.trained()
-        self._begin.note_step()
+        cluster, source = self._run.cluster, self._parts.input
+        if self._count.is_within and not self._running.has_stepped and source.is_around and cluster.num_workers > 1:
+            asked = cluster.gather(source.begins_at_batch, "where a loop begins")
+            source.begins_at_batch = any(asked)  # one worker alone may look at `batch`
+        self._running.has_stepped = True
+        source.trained()
+        self._parts.begin.note_step()
 
     def _say_late(self) -> None:
         """What is due waits for the end of the epoch."""
-        self._is_late = True
-        if self._batch > 1 and not self._has_said_late and not self._schedule.at_epoch_end:
-            self._has_said_late = True
+        self._running.is_late = True
+        if self._count.batch > 1 and not self._run.schedule.at_epoch_end and self._is_first("late"):
             self._say(
                 "Backups are made at the ends of epochs, because a resume would run an interrupted one again from its "
                 "start: the loop does not take all steps of an epoch from one call of Checkpointer.batches() "
@@ -327,27 +361,27 @@ class Checkpointer(NotCopyable):
 
     def _report_step(self, steps: int) -> None:
         """Of a loop whose batches are seen, it is known what follows: the next step."""
-        self._reported.step_done(steps)
-        if not self._in_step:
-            self._reported.enter(Phase.OUTSIDE)
+        self._run.reported.step_done(steps)
+        if not self._parts.input.in_step:
+            self._run.reported.enter(Phase.OUTSIDE)
 
     def save(self) -> None:
         """Saves now, between two steps, waiting for a backup that is being written."""
         self._require_open()
-        self._engine.save(self._now)
+        self._run.engine.save(self._now)
 
     def close(self) -> None:
         """Training has ended: commits its end, and deletes the backup if that was asked for."""
-        if not self._open:
+        if not self._run.is_open:
             return
         try:
-            self._report_missing_steps(self._input.has_trained_uncounted())
-            self._exit_if_requested(self._shutdown.pending_at_end())
-            self._open = False
-            self._reported.enter(Phase.END)
-            self._engine.finish(lambda: self._snapshot("end"), delete=self._delete)
-            self._shutdown.close()
-            self._reported.enter(Phase.OUTSIDE)
+            self._report_missing_steps(self._parts.input.has_trained_uncounted())
+            self._exit_if_requested(self._run.shutdown.pending_at_end())
+            self._run.is_open = False
+            self._run.reported.enter(Phase.END)
+            self._run.engine.finish(lambda: self._snapshot("end"), delete=self._delete)
+            self._run.shutdown.close()
+            self._run.reported.enter(Phase.OUTSIDE)
         except BaseException as error:
             self._end_with(error, lambda: None)
             raise
@@ -363,87 +397,56 @@ class Checkpointer(NotCopyable):
 
     def _at_hand(self) -> Snapshot | None:
         """Returns the state after the last step; None where a step may be in progress."""
-        unknown = not self._open or self._in_step or self._unseen_steps or self._input.takes_own_batches
-        return None if unknown else self._now()
+        if not self._run.is_open:
+            return None
+        source = self._parts.input
+        return None if source.in_step or source.unseen_steps or source.takes_own_batches else self._now()
 
     def _end_with(self, error: BaseException, at_hand: Callable[[], Snapshot | None]) -> None:
         try:
-            uncounted = self._open and self._input.has_trained_uncounted()
-            self._shutdown.on_exception(error, None if uncounted else self.steps, at_hand)
+            uncounted = self._run.is_open and self._parts.input.has_trained_uncounted()
+            self._run.shutdown.on_exception(error, None if uncounted else self.steps, at_hand)
         finally:
-            self._shutdown.close()
+            self._run.shutdown.close()
 
     def _now(self) -> Snapshot:
-        return self._snapshot("within" if self._batch else "between")
+        return self._snapshot("within" if self._count.batch else "between")
 
     def _exit_if_requested(self, request: StopRequest | None) -> None:
         if request is not None:
             try:
-                self._shutdown.save_and_exit(request, self._now())
+                self._run.shutdown.save_and_exit(request, self._now())
             finally:
-                self._open = False
-                self._shutdown.close()
-
-    def _apply(self, commit: str, saved: WorkerState, now: Mapping[str, JSON]) -> None:
-        found = [*verdict.changes(saved, now), *verdict.found_in(saved)]
-        position, listed, user = saved.position, saved.of(ModelVariables.name), saved.of("loop").mine
-        here = arrived(position)
-        found += self._environment.restore(saved.of(Environment.name), here)
-        found += self._begin.restore(saved, lambda: self._variables.restore(listed, here))
-        found += changed_rates_of_loop(saved.of("facts").mine.tensors, self._rates, self._trained.optimizer)
-        update(self.state, from_json(user.state["user"], user.tensors))
-        self.epoch, self._batch, self.steps = position.epoch, position.batch, position.step
-        self._schedule.begin(position.step)
-        self._input.resume(saved)
-        self.restored = agree_on_all(self._storage.display(), commit, position, found, self._cluster)
-        require(self.restored, self._strict)
-        self._earlier = carried(self.restored)
-        announce(self.restored, self._say, warns=self._cluster.is_chief)
+                self._run.is_open = False
+                self._run.shutdown.close()
 
     def _say_more(self, found: list[Finding]) -> None:
-        if found and self._cluster.is_chief:
+        if found and self._run.cluster.is_chief:
             warn("the resume is not exact: " + "; ".join(sentences(found)))
 
+    def _is_first(self, what: str) -> bool:
+        """Returns whether this loop says something for the first time."""
+        is_first = what not in self._told
+        self._told.add(what)
+        return is_first
+
     def _report_missing_steps(self, missing: bool) -> None:
-        if not missing or self._has_reported:
+        if not missing or not self._is_first("missing steps"):
             return
-        self._has_reported = True
-        effect = "backups hold no position in the data" if self._schedule.at_epoch_end else "no backup is written"
-        if self._cluster.is_chief:
+        effect = "backups hold no position in the data" if self._run.schedule.at_epoch_end else "no backup is written"
+        if self._run.cluster.is_chief:
             warn(
                 "the loop trained, but the Checkpointer counted no step, so "
                 f"{effect} (save_freq={self._facts['save_freq']}): call checkpointer.step() after each batch, and "
                 "take the batches from checkpointer.batches(dataset)"
             )
 
-    def _snapshot(self, kind: Any) -> Snapshot:
-        self._begin.settle()
-        position = Position(kind, self.epoch, self._batch if kind == "within" else 0, self.steps)
-        arrays: dict[str, SharedTensor] = {}
-        user = to_json(self.state, "user", arrays)
-        pieces = {
-            "input": self._input.capture(position),
-            "random_at_epoch": Piece({"entered": self._input.rng_at_epoch, **self._begin.capture()}),
-            ModelVariables.name: self._variables.capture(position),
-            "step": Piece(findings=tuple(self._found_in_functions())),
-            "loop": Piece({"user": user}, arrays),
-            Environment.name: self._environment.capture(position),
-            "facts": Piece(tensors=capture_rates(self._rates)),
-            "earlier": Piece(findings=tuple(self._earlier)),
-            "random": Piece({"now": rng.capture()}),
-        }
-        return Snapshot.of(position, pieces)
-
-    def _found_in_functions(self) -> list[Finding]:
-        """The train step is not known, but functions are that train what was given to be trained."""
-        found = [Finding("loop-unseeded" if rng.global_seed() is None else "loop")]
-        for function in self._traced.random(variables.variable_set(self._trained).keys):
-            code, subject = ("step-random", "") if function.trains else ("function-random", function.name)
-            found += [Finding(code, subject, (label,)) for label in function.operations]
-        return found
+    def _snapshot(self, kind: Literal["within", "between", "end"]) -> Snapshot:
+        self._parts.begin.settle()
+        return snapshot_of(self._parts, self._count.position(kind), self._run.earlier)
 
     def _require_open(self) -> None:
-        if not self._open:
+        if not self._run.is_open:
             raise BackupError("call restore() before training, and make a new Checkpointer after close()")
 
 

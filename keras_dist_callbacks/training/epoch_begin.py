@@ -10,15 +10,16 @@ import numpy as np
 from keras_dist_callbacks._compat import rng, variables
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.json_values import from_json, to_json
-from keras_dist_callbacks.backups.snapshot import JSON, VARIABLES, SharedTensor, WorkerState
-from keras_dist_callbacks.training.capture import match_names
+from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, Saved, SharedTensor
+from keras_dist_callbacks.state.part import Moment, Part
+from keras_dist_callbacks.training.capture import ModelVariables, match_names
 
-_NOW, _BEGUN, _ENTERED = "random/now", "random_at_epoch/begun", "random_at_epoch/entered"
+_BEGUN, _ENTERED = "begun", "entered"
 _VARIABLES = "variables"
 _SEED_SIZES = range(2, 9)  # of a SeedGenerator's state, of tf.random.Generator's
 
 
-class EpochBegin:
+class EpochBegin(Part):
     """Lets a loop do what it does before an epoch's first batch once more in the epoch that was interrupted.
 
     It draws an order, or resets a metric or a sum: it draws as it did then, and what it changes is put back
@@ -27,55 +28,65 @@ class EpochBegin:
     Args:
         trained: What the loop trains.
         state: The user's own.
+        listed: The variables, which are restored after `restore` and before `arrive`.
+
+    Attributes:
+        entered: Random states as the running epoch's first batch was asked for; None before it was.
+        saved_entered: Likewise, as the backup has them.
+        now: Those of the backup, after the steps that were trained.
     """
 
-    def __init__(self, trained: Any, state: dict[str, Any]) -> None:
-        self._trained, self._state = trained, state
+    name = "random_at_epoch"
+
+    def __init__(self, trained: Any, state: dict[str, Any], listed: ModelVariables) -> None:
+        self._trained, self._state, self._listed = trained, state, listed
+        self.entered: JSON = None
+        self.saved_entered: JSON = None
+        self.now: JSON = None
         self._states: JSON = None
-        self._saved: WorkerState | None = None
-        self._rng: JSON = None
+        self._saved: Saved | None = None
+        self._of_script: dict[str, Any] = {}
         self._global_seed: dict[str, Any] | None = None
         self._held: dict[str, Any] | None = None
         self._held_state: dict[str, Any] = {}
 
-    def restore(self, saved: WorkerState, apply: Callable[[], list[Finding]]) -> list[Finding]:
-        """Restores the variables, and random states if nothing tells later when to.
-
-        Args:
-            saved: The backup.
-            apply: Assigns the variables; what it finds is returned.
-        """
-        if f"{VARIABLES}/{variables.GLOBAL_SEED_GENERATOR}@0" in saved.tensors:
+    def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
+        """Keeps the global seed that the script has, which is drawn from until the epoch begins."""
+        if variables.GLOBAL_SEED_GENERATOR in self._listed.saved_names[0]:
             variables.create_global_seed_generator()
-        of_script = self._hold(_is_global_seed)
-        found = apply()
-        self._saved, self._rng, self._global_seed = saved, saved.state[_NOW], self._hold(_is_global_seed)
-        if _BEGUN in saved.state or saved.state.get(_ENTERED) is not None:
-            self._assign(of_script)
+        self._of_script, self._saved = self._hold(_is_global_seed), saved
+        self.entered = self.saved_entered = saved.mine.state.get(_ENTERED)
+        return []
+
+    def arrive(self, now: JSON) -> None:
+        """All else is restored: random states are too, if nothing tells later when to."""
+        self.now, self._global_seed = now, self._hold(_is_global_seed)
+        saved = None if self._saved is None else self._saved.mine.state
+        if saved is not None and (_BEGUN in saved or self.saved_entered is not None):
+            self._assign(self._of_script)
         else:
             self.settle()
-        return found
 
     def settle(self) -> None:
         """Everything is that of the backup again, as after the steps that were trained."""
         if self._global_seed is not None:
             self._assign(self._global_seed)
-            rng.restore(self._rng)
+            rng.restore(self.now)
         elif self._held is not None:
             self.put_back()
-            rng.restore(self._rng)
+            rng.restore(self.now)
         self._global_seed = None
 
     def begin(self) -> None:
         """An epoch begins."""
-        self._held = None
+        self._held = self.entered = None
         self.settle()
         saved, self._saved = self._saved, None
         if saved is None or saved.position.kind != "within":
             self._states = {**rng.capture(), _VARIABLES: self._seeds()}
             return
-        self._states = saved.state.get(_BEGUN)
-        if self._states is None or saved.state[_ENTERED] is None:
+        self._states = saved.mine.state.get(_BEGUN)
+        if self._states is None or self.saved_entered is None:
             return  # nothing would tell when its first step begins
         self._held, self._held_state = self._hold(), _encoded(self._state)
         rng.restore(self._states)
@@ -101,9 +112,10 @@ class EpochBegin:
         """A step was trained: nothing can be put back any more."""
         self._held = None
 
-    def capture(self) -> dict[str, JSON]:
-        """Returns the topic of a snapshot; none of a loop that has not begun an epoch."""
-        return {} if self._states is None else {"begun": self._states}
+    def capture(self, position: Position) -> Piece:
+        """Returns what the epoch has begun with; little of a loop that has not begun one."""
+        begun = {} if self._states is None else {_BEGUN: self._states}
+        return Piece({_ENTERED: self.entered, **begun})
 
     def _parts(self) -> dict[str, Any]:
         named = variables.variable_set(self._trained).named

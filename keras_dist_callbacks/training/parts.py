@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from keras_dist_callbacks._compat import variables
+from keras_dist_callbacks._compat import building, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
-from keras_dist_callbacks.backups.findings import Finding
-from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, Snapshot
+from keras_dist_callbacks.backups.snapshot import JSON
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.inputs.position import DataPosition
 from keras_dist_callbacks.process_runs import RunsIn
@@ -29,7 +28,7 @@ from keras_dist_callbacks.training.user_state.state import UserState
 
 @dataclass(frozen=True)
 class FitParts:
-    """All parts of one fit; they are restored in this order, at each moment, and captured in the reverse one."""
+    """All parts of one fit; they are restored in this order, at each moment."""
 
     random_at_epoch: RandomStatesAtEpoch  # the input draws from them when it is entered
     input: DataPosition
@@ -73,7 +72,12 @@ class FitParts:
         """
         step = CapturedVariables(fit)
         # The input moves Keras' global seed generator itself: with it, that is where it belongs.
-        listed = ModelVariables(fit.model, cluster, lambda: variables.global_seed_keys() & data.hides.keys)
+        listed = ModelVariables(
+            fit.model,
+            cluster,
+            leave=lambda: variables.global_seed_keys() & data.hides.keys,
+            is_built=lambda: not building.unbuilt_layers(fit.model) and not building.has_unbuilt_variables(fit.model),
+        )
         compiled, facts = CompiledModel(fit, listed, step), ScriptFacts(fit, directory, callbacks)
         states = CallbackStates(callbacks)
         objects = UserState(
@@ -105,14 +109,3 @@ class FitParts:
 
     def __iter__(self) -> Iterator[Part]:
         return iter(vars(self).values())
-
-    def capture(self, position: Position, earlier: Sequence[Finding]) -> Snapshot:
-        """Returns a snapshot of this worker.
-
-        Args:
-            position: Where training is.
-            earlier: What was found in the resumes that this run began with.
-        """
-        last_first = {part.name: part.capture(position) for part in reversed(list(self))}
-        pieces = {part.name: last_first[part.name] for part in self}
-        return Snapshot.of(position, {**pieces, "earlier": Piece(findings=tuple(earlier))})

@@ -23,13 +23,15 @@ class StepCounter:
     Attributes:
         epoch: The running epoch, or the next one between two, from 0.
         batch: Batches trained in the running epoch.
-        step: Batches trained since the first fit began.
+        step: Batches trained since the first fit or loop began.
+        is_within: Whether a step may follow in the running epoch.
     """
 
     def __init__(self) -> None:
         self.epoch = 0
         self.batch = 0
         self.step = 0
+        self.is_within = False
         self._batches: int | None = None
 
     def resume(self, position: Position) -> None:
@@ -41,8 +43,12 @@ class StepCounter:
         self.epoch, self.batch = epoch, 0
 
     def enter_epoch(self, batches: int | None) -> None:
-        """The number of batches of one pass is known, where the input says it."""
-        self._batches = batches
+        """Steps follow; the number of batches of one pass is known, where the input says it."""
+        self._batches, self.is_within = batches, True
+
+    def leave_epoch(self) -> None:
+        """No step follows in this epoch."""
+        self.is_within = False
 
     def skip_to(self, batch: int) -> None:
         """Batches that an earlier process trained were dropped."""
@@ -56,9 +62,14 @@ class StepCounter:
         self.step += trained - self.batch
         self.batch = trained
 
+    def trained(self, batches: int) -> None:
+        """So many batches more are trained."""
+        self.step += batches
+        self.batch += batches
+
     def end_epoch(self, epoch: int) -> None:
         """An epoch is complete."""
-        self.epoch, self.batch = epoch + 1, 0
+        self.epoch, self.batch, self.is_within = epoch + 1, 0, False
 
     def position(self, kind: Literal["within", "between", "end"]) -> Position:
         """As snapshots say it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import time
@@ -14,15 +13,14 @@ from keras_dist_callbacks._compat.shortened import most_batches, shorten
 from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups.snapshot import WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.engine.engine import BackupEngine
-from keras_dist_callbacks.engine.schedule import SavePolicy
+from keras_dist_callbacks.engine.schedule import SavePolicy, Schedule
 from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.process_runs import ProcessRuns
 from keras_dist_callbacks.rehearsal import records
 from keras_dist_callbacks.rehearsal.plan import Kill, Plan
-from keras_dist_callbacks.shutdown.controller import ShutdownController
 from keras_dist_callbacks.terminal import write_line
 from keras_dist_callbacks.training.fit_restore import Resume
+from keras_dist_callbacks.training.run import Run
 from keras_dist_callbacks.training.session import FitSession, SessionOptions
 
 _LEAST_STEPS, _SAVES_PER_EPOCH = 2, 4
@@ -35,31 +33,20 @@ class RehearsedSession(FitSession):
 
     Args:
         fit: The running fit.
-        engine: Where its snapshots go.
-        cluster: The workers.
-        shutdown: Watches for what ends the fit early.
-        options: What the callback asks for; the plan says when to save.
+        run: Where it is saved, when, and what ends it early; the plan says when to save.
+        options: What the callback asks for.
         plan: The plan in force.
     """
 
-    def __init__(
-        self,
-        fit: seam.RunningFit,
-        engine: BackupEngine,
-        cluster: Cluster,
-        shutdown: ShutdownController,
-        options: SessionOptions,
-        plan: Plan,
-    ) -> None:
+    def __init__(self, fit: seam.RunningFit, run: Run, options: SessionOptions, plan: Plan) -> None:
         shorten(fit.epoch_iterator, plan.steps)
         self._plan = plan
         self._epochs = range(fit.initial_epoch, min(fit.epochs, fit.initial_epoch + plan.epochs))
         most = most_batches(fit.epoch_iterator) or plan.steps
         self._batches = min(fit.steps_per_epoch or fit.num_batches or most, most)
         self._save_freq = max(_LEAST_STEPS, self._batches // _SAVES_PER_EPOCH)
-        super().__init__(
-            fit, engine, cluster, shutdown, dataclasses.replace(options, policy=SavePolicy(self._save_freq))
-        )
+        run.schedule = Schedule(SavePolicy(self._save_freq), run.cluster)
+        super().__init__(fit, run, options)
         shared(ProcessRuns).rehearsed += 1
         self._number = shared(ProcessRuns).rehearsed
         self._kill = plan.kill if self._number == 1 else None
@@ -79,14 +66,14 @@ class RehearsedSession(FitSession):
         write_line(
             f"kdc: REHEARSAL: fit() number {self._number} of this process is shortened to {len(self._epochs)} of "
             f"{self._fit.epochs - self._fit.initial_epoch} epochs, of {self._plan.steps} batches at most, and saves to "
-            f"{self._options.directory}"
+            f"{self.run.engine.directory}"
         )
         super().train_begin(callbacks)
         self._last_step = self._progress.count.step
         self._note(
             "fit",
-            worker=self._cluster.worker_index,
-            place=self._options.directory,
+            worker=self.run.cluster.worker_index,
+            place=self.run.engine.directory,
             epochs=[self._epochs.start, self._epochs.stop],
             asked=self._fit.epochs,
             batches=self._batches,
@@ -104,14 +91,14 @@ class RehearsedSession(FitSession):
 
     def after_step(self) -> None:
         """Saves if that is due, alone: the backup before is written first, so that each one's costs are its own."""
-        step, writing = self._progress.count.step, self._engine.writing
+        step, writing = self._progress.count.step, self.run.engine.writing
         self._note("step", step=step, seconds=time.perf_counter() - self._mark, writing=writing)
         if self._saved_at is not None and step >= self._saved_at + _STEPS_AFTER_SAVE:
             self._kill_if("steps")
         is_due = step // self._save_freq > self._last_step // self._save_freq
         self._last_step = step
         if is_due:
-            self._engine.drain()
+            self.run.engine.drain()
         began = time.perf_counter()
         super().after_step()
         if is_due:
@@ -122,7 +109,7 @@ class RehearsedSession(FitSession):
     def epoch_trained(self) -> None:
         """After an epoch's last step: the last occasion for a kill that found too few steps."""
         super().epoch_trained()
-        if self._is_last_epoch and self._engine.committed is not None:
+        if self._is_last_epoch and self.run.engine.committed is not None:
             self._kill_if("backup", "steps")
 
     def test_batch_end(self) -> None:
@@ -142,7 +129,7 @@ class RehearsedSession(FitSession):
         if self._ends_fit:
             self._fit.model.stop_training = False  # it was the plan's, and is no part of the state
         self._kill_if("end")
-        self._engine.drain()
+        self.run.engine.drain()
         super().train_end(delete=False)
         self._note("end", step=self._progress.count.step)
 
@@ -166,7 +153,7 @@ class RehearsedSession(FitSession):
 
     def _kill_if(self, *places: Kill) -> None:
         if self._kill in places:
-            _kill(self._cluster, self._engine.drain, lambda: self._note("kill", place=self._kill))
+            _kill(self.run.cluster, self.run.engine.drain, lambda: self._note("kill", place=self._kill))
 
     def _note(self, event: str, **values: Any) -> None:
         records.note(self._plan, event, fit=self._number, **values)

@@ -11,20 +11,18 @@ from keras_dist_callbacks._compat import building, keras_callbacks, variables
 from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks._compat.fit_hooks import control
 from keras_dist_callbacks.backups import verdict
-from keras_dist_callbacks.backups.findings import Finding, sentences
+from keras_dist_callbacks.backups.findings import sentences
 from keras_dist_callbacks.backups.restored import Restored
-from keras_dist_callbacks.backups.snapshot import JSON, Snapshot, WorkerState
-from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.backups.snapshot import Snapshot, WorkerState
 from keras_dist_callbacks.cluster.coordinated_stop import StopRequest
 from keras_dist_callbacks.engine.background import gc_paused
-from keras_dist_callbacks.engine.engine import BackupEngine
-from keras_dist_callbacks.engine.schedule import SavePolicy, Schedule
 from keras_dist_callbacks.errors import BackupError, ConfigError
 from keras_dist_callbacks.inputs import order
 from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.process_runs import Ended, ProcessRuns, reference, runs_in, runs_of
-from keras_dist_callbacks.progress_file import Phase, progress_file
-from keras_dist_callbacks.shutdown.controller import STOPPED, ShutdownController
+from keras_dist_callbacks.progress_file import Phase
+from keras_dist_callbacks.shutdown.controller import STOPPED
+from keras_dist_callbacks.state.part import snapshot_of
 from keras_dist_callbacks.terminal import warn
 from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.compiled_model import Built, NotBuiltError, build
@@ -32,7 +30,8 @@ from keras_dist_callbacks.training.fit_restore import FitRestore, Mode, Resume, 
 from keras_dist_callbacks.training.missed_hooks import missed_hooks
 from keras_dist_callbacks.training.parts import FitParts
 from keras_dist_callbacks.training.progress import Progress
-from keras_dist_callbacks.training.restored import agree_on_all, carried, describe_fit, require
+from keras_dist_callbacks.training.restored import describe_fit
+from keras_dist_callbacks.training.run import Run
 from keras_dist_callbacks.training.training_objects import require_fit
 
 
@@ -42,20 +41,14 @@ class SessionOptions:
 
     Attributes:
         owner: The callback itself, which is not part of the state.
-        directory: The backup directory, as it is shown.
-        policy: When to save.
         announce: Called with what was restored.
-        strict: As in `BackupAndRestore`.
         closed: Called when the session holds nothing of the fit any more.
         read_again: Whether past epochs are read again instead of creating their iterators only.
     """
 
     owner: Any
-    directory: str
-    policy: SavePolicy
     announce: Callable[[Restored], None]
     closed: Callable[[], None]
-    strict: bool | Literal["certain"] = False
     read_again: bool = False
 
 
@@ -64,44 +57,34 @@ class FitSession:
 
     Args:
         fit: The running fit.
-        engine: Where its snapshots go.
-        cluster: The workers.
-        shutdown: Watches for what ends the fit early.
+        run: Where it is saved, when, and what ends it early.
         options: What the callback asks for.
+
+    Attributes:
+        run: As given.
     """
 
-    def __init__(
-        self,
-        fit: seam.RunningFit,
-        engine: BackupEngine,
-        cluster: Cluster,
-        shutdown: ShutdownController,
-        options: SessionOptions,
-    ) -> None:
+    def __init__(self, fit: seam.RunningFit, run: Run, options: SessionOptions) -> None:
         runs_of(fit.model).asked = fit.initial_epoch, fit.epochs
-        self._reported = progress_file()
-        self._reported.begin_fit(options.directory)
-        self._fit = fit
-        self._engine = engine
-        self._cluster = cluster
-        self._shutdown = shutdown
-        self._options = options
-        self._runs = runs_in(options.directory)
+        run.reported.begin_fit(run.engine.directory)
+        self._fit, self.run, self._options = fit, run, options
+        self._runs = runs_in(run.engine.directory)
         self._this_fit = resume_mode.describe_fit(self._runs, fit)
-        self._schedule = Schedule(options.policy, cluster)
         self._resume: Resume | None = None
         self._request: StopRequest | None = None  # to leave, as soon as the step is over
         self._trained: Snapshot | None = None  # after an epoch's last step, until the next one begins
-        self._earlier: list[Finding] = []  # in the resume that this run began with, and in those before
-        self._in_epoch = self._stops = False
-        self._description: dict[str, JSON] = {}
+        self._stops = False
         self._undo: Callable[[], None] | None = None
-        self.restored: Restored | None = None
 
     @property
     def reasons_of_input(self) -> list[str]:
         """Why the input of this run cannot be exact, a sentence each."""
         return sentences([*self._parts.input.reasons, *self._parts.input.order.unseeded])
+
+    @property
+    def restored(self) -> Restored | None:
+        """What was restored; None until that is known."""
+        return self.run.restored
 
     @property
     def saved(self) -> WorkerState | None:
@@ -123,7 +106,7 @@ class FitSession:
 
     def pick(self) -> WorkerState | None:
         """Chooses and reads the newest backup, before any callback's `on_train_begin`."""
-        picked = self._engine.pick(variables.empty)
+        picked = self.run.engine.pick(variables.empty)
         if picked is not None:
             self._resume = Resume.of(picked[0], require_fit(picked[1]), self._this_fit)
         return self.saved
@@ -132,34 +115,34 @@ class FitSession:
         """After every other callback's `on_train_begin`: claims the directory and restores."""
         others = [c for c in callbacks if c is not self._options.owner]
         self._parts = parts = FitParts.of(
-            *(self._fit, others, self._cluster, self._options.directory, self._this_fit, self._runs),
+            *(self._fit, others, self.run.cluster, self.run.engine.directory, self._this_fit, self._runs),
             read_again=self._options.read_again,
-            shown=self._engine.shows_progress,
+            shown=self.run.engine.shows_progress,
         )
         if self._resume is not None and not is_built_later(self._fit, self._resume.saved):
             self._build(self._resume.saved)
-        self._description = describe_fit(self._fit, self._cluster.num_workers)
+        self.run.description = describe_fit(self._fit, self.run.cluster.num_workers)
         if self._resume is not None:
-            seed, facts = self._description["seed"], parts.facts.given
-            self._resume.settle(self._fit.model, facts, self._this_fit, self._runs, self._cluster, seed)
+            seed, facts = self.run.description["seed"], parts.facts.given
+            self._resume.settle(self._fit.model, facts, self._this_fit, self._runs, self.run.cluster, seed)
         self._make_order_repeatable()
         if self._resume is None:
-            resume_mode.warn_of_shared_directory(self._options.directory, self._this_fit)
+            resume_mode.warn_of_shared_directory(self.run.engine.directory, self._this_fit)
             parts.input.passes.begin_without_backup()
         if not self.is_complete:
-            self._engine.claim(self._description)
+            self.run.engine.claim(self.run.description)
         self._undo = control(self._fit, self)
         if self._resume is not None:
             self._restore = FitRestore(
-                *(self._resume, self._fit, parts, self._this_fit, self._runs, self._cluster, self._schedule)
+                *(self._resume, self._fit, parts, self._this_fit, self._runs, self.run.cluster, self.run.schedule)
             )
             self._restore.begin()
             if self._resume.mode is Mode.CONTINUE:
-                self._earlier = verdict.found_in(self._resume.saved, verdict.LASTING)
+                self.run.earlier = verdict.found_in(self._resume.saved, verdict.LASTING)
             if not self._resume.is_pending:
                 self._report(self._resume)
         if not self.is_complete:
-            self._shutdown.begin()
+            self.run.shutdown.begin()
 
     def _make_order_repeatable(self) -> None:
         """The seed of all orders that the global one does not fix is drawn once for a directory, then kept."""
@@ -168,7 +151,7 @@ class FitSession:
         orders, saved = self._parts.input.order, None if self._resume is None else self._resume.saved.of("input")
         known = (order.seed_of(saved), self._runs.seed, secrets.randbits(63))
         own = next(seed for seed in known if seed is not None) if orders.needs_seed else None
-        proposed = self._cluster.gather(own, "the seed of orders", kind=int | None)
+        proposed = self.run.cluster.gather(own, "the seed of orders", kind=int | None)
         agreed = next((seed for seed in proposed if seed is not None), None)
         if agreed is not None:  # a worker may need none
             self._runs.seed = agreed
@@ -205,12 +188,11 @@ class FitSession:
             )
         self._parts.input.begin_epoch(epoch)
         self._progress.count.begin_epoch(epoch)
-        self._reported.begin_epoch(epoch, self._progress.count.step)
+        self.run.reported.begin_epoch(epoch, self._progress.count.step)
 
     def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> bool:
         """Before the first batch: drops what was consumed and restores, if this is the interrupted epoch."""
         self._trained = None
-        self._in_epoch = True
         self._progress.count.enter_epoch(None if self._fit.steps_per_epoch else self._fit.known_length)
         self._parts.input.note()
         self._parts.input_objects.note_epoch(is_read=True)
@@ -221,14 +203,14 @@ class FitSession:
         self._restore.enter_epoch(steps)
         self._report(self._resume)
         saved = self._resume.saved
-        stops = any(self._cluster.gather(bool(saved.state["progress/stop_training"]), "stop within an epoch"))
+        stops = any(self.run.cluster.gather(bool(saved.state["progress/stop_training"]), "stop within an epoch"))
         self._fit.model.stop_training = stops
         return not stops
 
     def step_done(self, end_step: int) -> None:
         """A step is complete; its callbacks were not called yet."""
         self._progress.count.trained_to(end_step)
-        self._reported.step_done(self._progress.count.step)
+        self.run.reported.step_done(self._progress.count.step)
         self._note_trace()
 
     def _note_trace(self) -> None:
@@ -239,82 +221,82 @@ class FitSession:
     def batch_end(self) -> None:
         """After a step and all callbacks; fit looks at `stop_training` next."""
         model = self._fit.model
-        alone = self._cluster.num_workers > 1 and model.stop_training and not self._stops
+        alone = self.run.cluster.num_workers > 1 and model.stop_training and not self._stops
         if alone:
             model.stop_training = False  # until all workers do it after the same step
-        self._act(self._shutdown.boundary(stop="stop_training" if alone else None))
+        self._act(self.run.shutdown.boundary(stop="stop_training" if alone else None))
         if alone and self._request is not None:
             model.stop_training = True  # for the run that continues
 
     def after_step(self) -> None:
         """Between two steps, after all callbacks: saves if that is due, or leaves."""
         self._exit_if_requested(lambda: self._capture("within"))
-        self._engine.poll()
-        self._schedule.save_when_due(self._progress.count.step, self._engine, lambda: self._capture("within"))
+        self.run.engine.poll()
+        self.run.save_when_due(self._progress.count.step, lambda: self._capture("within"))
 
     def epoch_trained(self) -> None:
         """After an epoch's last step: what follows may be interrupted, and is then done again from its start."""
-        self._in_epoch = False
-        self._reported.enter(Phase.EPOCH_END)
+        self._progress.count.leave_epoch()
+        self.run.reported.enter(Phase.EPOCH_END)
         self._runs.has_trained = True
         self._parts.input_objects.note_read()
         self._parts.input.passes.epoch_trained(self._progress.count.epoch, self._progress.count.batch)
-        asked = self._shutdown.options
+        asked = self.run.shutdown.options
         if asked.save_before_preemption or asked.save_on_exception:
             self._trained = self._capture("within")
         self._exit_if_requested(self._after_last_step)
 
     def test_batch_end(self) -> None:
         """After a step of validation within fit."""
-        self._act(self._shutdown.boundary())
+        self._act(self.run.shutdown.boundary())
         self._exit_if_requested(self._after_last_step)
 
     def validation_begin(self) -> None:
         """A validation within fit begins."""
-        self._reported.enter(Phase.VALIDATION)
+        self.run.reported.enter(Phase.VALIDATION)
         self._parts.input.validation_begins()
 
     def validation_end(self) -> None:
         """A validation within fit is complete."""
-        self._reported.enter(Phase.EPOCH_END)
+        self.run.reported.enter(Phase.EPOCH_END)
         self._parts.input.validations += 1
 
     def epoch_end(self, epoch: int) -> None:
         """After every other callback's `on_epoch_end`."""
         self._progress.count.end_epoch(epoch)
-        self._engine.poll()
+        self.run.engine.poll()
         model = self._fit.model
-        if self._cluster.num_workers > 1:
-            model.stop_training = any(self._cluster.gather(bool(model.stop_training), "stop at an epoch's end"))
-        self._act(self._shutdown.boundary())
+        if self.run.cluster.num_workers > 1:
+            model.stop_training = any(self.run.cluster.gather(bool(model.stop_training), "stop at an epoch's end"))
+        self._act(self.run.shutdown.boundary())
         self._exit_if_requested(lambda: self._capture("between"))
-        if self._schedule.at_epoch_end:
-            self._engine.save(lambda: self._capture("between"))
+        if self.run.schedule.at_epoch_end:
+            self.run.engine.save(lambda: self._capture("between"))
             self._trained = None
 
     def train_end(self, *, delete: bool) -> None:
         """After every other callback's `on_train_end`."""
-        self._reported.enter(Phase.END)
+        self.run.reported.enter(Phase.END)
         self._fit.clear_initial_epoch()
         self._runs.given[self._given] += 1
         number, first = self._this_fit["number"], self._this_fit["first"]
         self._runs.last = Ended(number, first, reference(self._fit.model), reference(self._fit.input))
         if self._resume is not None and self.is_complete:
             if delete and self.is_finished:
-                self._engine.claim(self._description)
-                self._engine.delete_finished(self._resume.commit.name)
-            self._cluster.leave("end of fit")
+                self.run.engine.claim(self.run.description)
+                self.run.engine.delete_finished(self._resume.commit.name)
+            self.run.cluster.leave("end of fit")
             self.close()
             return
         if self.saved is not None:
             raise BackupError(f"fit() ended before it reached {self.saved.position}; the backup is unchanged")
         self._trained = None
-        self._request = self._shutdown.pending_at_end()
+        self._request = self.run.shutdown.pending_at_end()
         self._exit_if_requested(lambda: self._capture("end"))
-        self._engine.finish(lambda: self._capture("end"), delete=delete)
+        self.run.engine.finish(lambda: self._capture("end"), delete=delete)
         keras_callbacks.note_end(self._fit.model)
         if not delete:
-            self._runs.left = self._runs.last._replace(generation=self._engine.generation)
+            self._runs.left = self._runs.last._replace(generation=self.run.engine.generation)
         self.close()
 
     def on_exception(self, error: BaseException, *, in_step: bool) -> None:
@@ -322,7 +304,7 @@ class FitSession:
         known = not in_step and self.saved is None and not self.is_complete
         try:
             step = self._progress.count.step
-            self._shutdown.on_exception(error, step, lambda: self._at_exception(error) if known else None)
+            self.run.shutdown.on_exception(error, step, lambda: self._at_exception(error) if known else None)
         finally:
             self.close()
 
@@ -335,14 +317,13 @@ class FitSession:
             self._request = request
 
     def _exit_if_requested(self, snapshot: Callable[[], Snapshot]) -> None:
-        if self._request is not None:
-            self._shutdown.save_and_exit(self._request, snapshot())
+        self.run.exit_if_requested(self._request, snapshot)
 
     def _after_last_step(self) -> Snapshot:
         return self._trained or self._capture("within")
 
     def _at_exception(self, error: BaseException) -> Snapshot | None:
-        if self._trained is not None or not self._in_epoch or building.unbuilt_layers(self._fit.model):
+        if self._trained is not None or not self._progress.count.is_within or building.unbuilt_layers(self._fit.model):
             return self._trained
         states = self._parts.callbacks
         states.missed = missed_hooks(error, states.all)
@@ -350,8 +331,8 @@ class FitSession:
 
     def close(self) -> None:
         """Takes every wrapper away, and gives signals back."""
-        self._reported.enter(Phase.OUTSIDE)
-        self._shutdown.close()
+        self.run.reported.enter(Phase.OUTSIDE)
+        self.run.shutdown.close()
         variables.forget(self._fit.model)
         if self._undo is not None:
             self._parts.input.close()
@@ -364,24 +345,17 @@ class FitSession:
     # --- snapshots and reports
 
     def _report(self, resume: Resume) -> None:
-        self.restored = agree_on_all(
-            self._options.directory,
-            resume.commit.name,
-            resume.saved.position,
-            self._restore.findings(self._description),
-            self._cluster,
-            is_skipped=resume.mode is Mode.SKIP,
-        )
-        require(self.restored, self._options.strict)
-        self._earlier += carried(self.restored, without=shared(ProcessRuns).findings)
-        self._reported.begin_epoch(resume.saved.position.epoch, resume.saved.position.step)
-        self._options.announce(self.restored)
+        position, is_skipped = resume.saved.position, resume.mode is Mode.SKIP
+        found, again = self._restore.findings(self.run.description), shared(ProcessRuns).findings
+        restored = self.run.resumed_from(resume.commit, position, found, is_skipped=is_skipped, without=again)
+        self.run.reported.begin_epoch(position.epoch, position.step)
+        self._options.announce(restored)
 
     @property
     def _given(self) -> str:
         """What is equal for two fits that were given the same, the seed included."""
         fit, given = self._this_fit, self._parts.facts.given.digest
-        return f"{given} {self._description['seed']} {fit['initial_epoch']} {fit['epochs']}"
+        return f"{given} {self.run.description['seed']} {fit['initial_epoch']} {fit['epochs']}"
 
     @property
     def _progress(self) -> Progress:
@@ -390,4 +364,4 @@ class FitSession:
     def _capture(self, kind: Literal["within", "between", "end"]) -> Snapshot:
         with gc_paused():
             self._this_fit["repeats"] = self._runs.given[self._given]
-            return self._parts.capture(self._progress.count.position(kind), self._earlier)
+            return snapshot_of(self._parts, self._progress.count.position(kind), self.run.earlier)

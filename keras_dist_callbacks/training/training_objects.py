@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Self
 
 import keras
 
-from keras_dist_callbacks import validation
+from keras_dist_callbacks import static, validation
 from keras_dist_callbacks._compat import keras_in_use, strategies
 from keras_dist_callbacks.backups.snapshot import WorkerState
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
@@ -31,11 +31,17 @@ class NotCopyable:
 
 @dataclass(frozen=True, eq=False)
 class TrainingObjects:
-    """What a loop trains, under the names that a Keras model has for it."""
+    """What a loop trains, under the names that a Keras model has for it.
+
+    Attributes:
+        origin: The checkpoint that the model was made from, or None.
+    """
 
     variables: list[Any]
     optimizer: Any
     metrics: list[Any]
+    distribute_strategy: Any
+    origin: Any
 
     @classmethod
     def of(cls, model: Any, optimizer: Any, metrics: Iterable[Any], variables: Iterable[Any]) -> Self:
@@ -58,7 +64,8 @@ class TrainingObjects:
                 "Checkpointer needs all variables: call the model on a batch and "
                 "optimizer.build(model.trainable_variables) first"
             )
-        return cls([*model.variables, *variables], optimizer, metrics)
+        origin = static.attribute(model, "_kdc_origin")
+        return cls([*model.variables, *variables], optimizer, metrics, model.distribute_strategy, origin)
 
 
 def user_state(state: Any) -> dict[str, Any]:

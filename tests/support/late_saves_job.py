@@ -56,7 +56,7 @@ class Cut(keras.callbacks.Callback):
             print(f"everything is written after {time.monotonic() - began:.1f} s", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         if self.lost is not None and self.worker == 0:
-            late = self.backup._session._schedule._late_since is not None
+            late = self.backup._session.run.schedule._late_since is not None
             print(f"late after {self.epoch},{batch}: {late}", flush=True)
         if self.worker == self.lost and (self.epoch, batch) == LOST_AT:
             os.kill(os.getpid(), signal.SIGKILL)
