@@ -15,11 +15,11 @@ from keras_dist_callbacks.process_runs import RunsIn
 from keras_dist_callbacks.state.environment import Environment
 from keras_dist_callbacks.state.part import Part
 from keras_dist_callbacks.state.random_states import RandomStates, RandomStatesAtEpoch
+from keras_dist_callbacks.training.architecture import Architecture
 from keras_dist_callbacks.training.callback_state import CallbackStates
 from keras_dist_callbacks.training.capture import ModelVariables
 from keras_dist_callbacks.training.captured_variables import CapturedVariables, UnsavedVariables
 from keras_dist_callbacks.training.compiled_model import CompiledModel
-from keras_dist_callbacks.training.model_export import Architecture
 from keras_dist_callbacks.training.progress import Progress
 from keras_dist_callbacks.training.script_facts import ScriptFacts
 from keras_dist_callbacks.training.user_state.input_state import InputState
