@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,6 @@ from keras_dist_callbacks.process_runs import ProcessRuns, RunsIn, runs_of
 from keras_dist_callbacks.state.part import Moment, Part
 from keras_dist_callbacks.training import loading, resume_mode
 from keras_dist_callbacks.training.compiled_model import Built, build
-from keras_dist_callbacks.training.config_diff import Fingerprint
 from keras_dist_callbacks.training.parts import FitParts
 from keras_dist_callbacks.training.resume_mode import FIT_TOPIC
 
@@ -49,77 +48,19 @@ class Resume:
     Attributes:
         commit: Its name.
         saved: Its content.
-        mode: What it means for this fit, as far as its arguments tell until `settle`.
-        has_ended: So many epochs were trained, or the run stopped early.
+        mode: What it means for this fit; None until that is decided.
         is_pending: It is not restored yet.
     """
 
     commit: CommitId
     saved: WorkerState
-    mode: Mode
-    has_ended: bool
+    mode: Mode | None = None
     is_pending: bool = True
-
-    @classmethod
-    def of(cls, commit: CommitId, saved: WorkerState, fit: Mapping[str, JSON]) -> Resume:
-        """Returns what a backup means for a fit, as far as its arguments tell.
-
-        Args:
-            commit: Its name.
-            saved: Its content.
-            fit: Describes the fit.
-        """
-        mode = Mode.COMPLETE if resume_mode.is_finished(saved, fit["epochs"]) else Mode.RESTORE
-        return cls(commit, saved, mode, resume_mode.has_ended(saved, fit["epochs"]))
-
-    def settle(
-        self, model: Any, facts: Fingerprint, fit: dict[str, JSON], runs: RunsIn, cluster: Cluster, seed: JSON
-    ) -> None:
-        """Decides whether the backup is this fit's, and what it means for it, the same on every worker.
-
-        Args:
-            model: The model in training.
-            facts: What the script says of it.
-            fit: What distinguishes the fit from others in this directory; it becomes that in the interrupted process.
-            runs: Those.
-            cluster: The workers.
-            seed: The global seed.
-
-        Raises:
-            BackupMismatchError: It is that of another fit. Nothing was changed.
-        """
-        saved = self.saved
-        described = saved.of("facts").mine.tensors
-        is_left = runs.left.generation == self.commit.generation  # by an earlier fit of this process
-        is_of_model = runs.left.model() is model
-        keeps_rows = saved.info.get("workers") == cluster.num_workers
-        matched = cluster.on_chief(  # of workers with rows of their own, the chief's decide
-            lambda: resume_mode.match(
-                saved,
-                fit,
-                seed,
-                is_same=facts.is_same(described) and saved.info.get("seed") == seed,
-                other_rows=lambda: keeps_rows and facts.has_other_rows(described),
-                left_by_other_model=is_left and not is_of_model and self.mode is Mode.COMPLETE,
-            ),
-            "finding the fit of a backup",
-        )
-        number, first, why = cluster.broadcast(matched, "the fit of a backup", kind=tuple[int, int, str | None])
-        if why is not None:
-            raise BackupMismatchError(resume_mode.another_fit_message(runs.directory, saved, why))
-        fit.update(number=number, first=first)
-        if self.mode is Mode.RESTORE and resume_mode.is_of_later_fit(saved, fit):
-            self.mode = Mode.SKIP
-        elif self.mode is Mode.RESTORE:  # maybe with a model that the script builds again for each fit
-            fit["first"] = min(first, resume_mode.first_of(saved.state.get(FIT_TOPIC, fit)))
-            continues = is_left and is_of_model and saved.position.kind == "end"
-            if all(cluster.gather(continues, "whether a run continues in this process")):
-                self.mode = Mode.CONTINUE
 
     @property
     def runs_steps(self) -> bool:
-        """Whether the fit has steps to run."""
-        return self.mode in (Mode.CONTINUE, Mode.RESTORE)
+        """Whether the fit has steps to run, as far as it is known."""
+        return self.mode not in (Mode.SKIP, Mode.COMPLETE)
 
 
 def is_built_later(fit: seam.RunningFit, saved: WorkerState) -> bool:
@@ -146,7 +87,7 @@ class FitRestore:
         resume: Resume,
         fit: seam.RunningFit,
         parts: FitParts,
-        this_fit: Mapping[str, JSON],
+        this_fit: dict[str, JSON],
         runs: RunsIn,
         cluster: Cluster,
         schedule: Schedule,
@@ -157,8 +98,63 @@ class FitRestore:
         self._cluster = cluster
         self._schedule = schedule
         self._found: list[Finding] = []
-        # An earlier fit of this process may have changed, or restored, what the backup holds.
-        parts.objects.note_earlier_fit(resume.saved.of(parts.objects.name))
+
+    def decide(self, seed: JSON) -> None:
+        """Decides whether the backup is this fit's, and what it means for it, the same on every worker.
+
+        What distinguishes the fit from others in this directory becomes what it was in the interrupted process.
+
+        Args:
+            seed: The global seed.
+
+        Raises:
+            BackupMismatchError: It is that of another fit. Nothing was changed.
+        """
+        resume, saved, fit, cluster = self._resume, self._resume.saved, self._this_fit, self._cluster
+        is_finished, left = resume_mode.is_finished(saved, fit["epochs"]), self._runs.left
+        is_left = left.generation == resume.commit.generation  # by an earlier fit of this process
+        is_of_model = left.model() is self._fit.model
+        facts, described = self._parts.facts.given, saved.of(self._parts.facts.name).mine.tensors
+        keeps_rows = saved.info.get("workers") == cluster.num_workers
+        matched = cluster.on_chief(  # of workers with rows of their own, the chief's decide
+            lambda: resume_mode.match(
+                saved,
+                fit,
+                seed,
+                is_same=facts.is_same(described) and saved.info.get("seed") == seed,
+                other_rows=lambda: keeps_rows and facts.has_other_rows(described),
+                left_by_other_model=is_left and not is_of_model and is_finished,
+            ),
+            "finding the fit of a backup",
+        )
+        number, first, why = cluster.broadcast(matched, "the fit of a backup", kind=tuple[int, int, str | None])
+        if why is not None:
+            raise BackupMismatchError(resume_mode.another_fit_message(self._runs.directory, saved, why))
+        fit.update(number=number, first=first)
+        is_of_later = resume_mode.is_of_later_fit(saved, fit)
+        if is_finished:
+            # A later fit may have had another model, such as one of which more layers are trained.
+            fits = not is_of_later or all(cluster.gather(self._fits(), "whether a model fits to a backup"))
+            resume.mode = Mode.COMPLETE if fits else Mode.SKIP
+        elif is_of_later:
+            resume.mode = Mode.SKIP
+        else:  # maybe with a model that the script builds again for each fit
+            fit["first"] = min(first, resume_mode.first_of(saved.state.get(FIT_TOPIC, fit)))
+            continues = is_left and is_of_model and saved.position.kind == "end"
+            all_continue = all(cluster.gather(continues, "whether a run continues in this process"))
+            resume.mode = Mode.CONTINUE if all_continue else Mode.RESTORE
+
+    def _fits(self) -> bool:
+        try:
+            self._check()
+        except BackupMismatchError:
+            return False
+        return True
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether so many epochs were trained, or the run had stopped early."""
+        return resume_mode.has_ended(self._resume.saved, self._this_fit["epochs"])
 
     def begin(self) -> None:
         """Before the first epoch: restores what does not belong to an interrupted epoch."""
@@ -183,7 +179,7 @@ class FitRestore:
             numbers = (str(fit["number"] + 1) for fit in (saved.state[FIT_TOPIC], self._this_fit))
             return [Finding("skipped", detail=tuple(numbers))]
         if mode is Mode.COMPLETE:
-            changes = facts.given.of_another_training if self._resume.has_ended else facts.given.compile_changes
+            changes = facts.given.of_another_training if self.has_ended else facts.given.compile_changes
             differing = changes(saved.of(facts.name).mine.tensors)
             return [*resume_mode.of_finished(self._runs, saved, differing), *self._found]
         changed = verdict.changes(saved, description, continues_after_end=saved.position.kind == "end")
@@ -191,23 +187,12 @@ class FitRestore:
         return [*self._parts.input.reasons, *changed, *verdict.found_in(saved), *self._found, *earlier]
 
     def _agree(self, act: Callable[[], list[Finding]], what: str) -> None:
-        self._found += self._cluster.agree(lambda: self._skip_if_of_later_fit(act), what)
-
-    def _skip_if_of_later_fit(self, act: Callable[[], list[Finding]]) -> list[Finding]:
-        """A backup of a later fit may be of another model, such as one of which more layers are trained."""
-        saved = self._resume.saved
-        if self._resume.mode in (Mode.CONTINUE, Mode.SKIP):
-            return act()
-        try:
-            return self._with_what_differs(act)
-        except BackupMismatchError:
-            if self._resume.runs_steps or not resume_mode.is_of_later_fit(saved, self._this_fit):
-                raise
-            self._resume.mode = Mode.SKIP
-            return act()
+        self._found += self._cluster.agree(lambda: self._with_what_differs(act), what)
 
     def _with_what_differs(self, act: Callable[[], list[Finding]]) -> list[Finding]:
         """Returns what a restore returns; an error of it includes what is known to have changed since the backup."""
+        if self._resume.mode in (Mode.CONTINUE, Mode.SKIP):
+            return act()
         facts = self._parts.facts
         described = self._resume.saved.of(facts.name)
         facts.check(described)  # before the others: it says more than that some variable is missing
@@ -224,9 +209,10 @@ class FitRestore:
         position = saved.position
         self._parts.progress.count.resume(position)
         self._schedule.begin(position.step)
+        # An earlier fit of this process may have changed, or restored, what the backup holds.
+        self._parts.objects.note_earlier_fit(saved.of(self._parts.objects.name))
         if mode in (Mode.COMPLETE, Mode.RESTORE):
-            for part in self._parts:  # each of them, before anything is assigned
-                self._check(part)
+            self._check()
         if not self._resume.runs_steps:
             self._resume.is_pending = False
             fit.set_initial_epoch(max(position.epoch, fit.epochs))
@@ -260,12 +246,14 @@ class FitRestore:
         """The interrupted epoch begins, before any `on_epoch_begin`."""
         self._restore(Moment.EPOCH_BEGIN)
 
-    def _check(self, part: Part) -> None:
-        try:
-            part.check(self._resume.saved.of(part.name))
-        except BackupMismatchError:
-            if not self._is_of_another_optimizer(part):
-                raise
+    def _check(self) -> None:
+        """Each part looks whether what is saved fits, before anything is assigned."""
+        for part in self._parts:
+            try:
+                part.check(self._resume.saved.of(part.name))
+            except BackupMismatchError:
+                if not self._is_of_another_optimizer(part):
+                    raise
 
     def _restore(self, moment: Moment) -> list[Finding]:
         found: list[Finding] = []
@@ -277,7 +265,7 @@ class FitRestore:
     def _adopt(self) -> list[Finding]:
         """Restores what the finished fit has left to what the script does next."""
         saved = self._resume.saved
-        found = resume_mode.note_finished(saved, has_ended=self._resume.has_ended)
+        found = resume_mode.note_finished(saved, has_ended=self.has_ended)
         for part in self._parts:
             adopted = self._or_by_weights(part, functools.partial(part.adopt, saved.of(part.name)))
             found += [one for one in adopted if one.effect == "lost"]  # no step is left that could depend on more

@@ -99,7 +99,7 @@ class FitSession:
     @property
     def is_finished(self) -> bool:
         """Whether the backup is the end of the training that this fit asks for, the same on every worker."""
-        ended = self._resume is not None and self._resume.has_ended
+        ended = self._resume is not None and self._restore.has_ended
         return ended and self.restored is not None and self.restored.verdict != "not exact"
 
     # --- events of fit, in their order
@@ -108,7 +108,7 @@ class FitSession:
         """Chooses and reads the newest backup, before any callback's `on_train_begin`."""
         picked = self.run.engine.pick(variables.empty)
         if picked is not None:
-            self._resume = Resume.of(picked[0], require_fit(picked[1]), self._this_fit)
+            self._resume = Resume(picked[0], require_fit(picked[1]))
         return self.saved
 
     def train_begin(self, callbacks: Sequence[Any]) -> None:
@@ -123,8 +123,10 @@ class FitSession:
             self._build(self._resume.saved)
         self.run.description = describe_fit(self._fit, self.run.cluster.num_workers)
         if self._resume is not None:
-            seed, facts = self.run.description["seed"], parts.facts.given
-            self._resume.settle(self._fit.model, facts, self._this_fit, self._runs, self.run.cluster, seed)
+            self._restore = FitRestore(
+                *(self._resume, self._fit, parts, self._this_fit, self._runs, self.run.cluster, self.run.schedule)
+            )
+            self._restore.decide(self.run.description["seed"])
         self._make_order_repeatable()
         if self._resume is None:
             resume_mode.warn_of_shared_directory(self.run.engine.directory, self._this_fit)
@@ -133,9 +135,6 @@ class FitSession:
             self.run.engine.claim(self.run.description)
         self._undo = control(self._fit, self)
         if self._resume is not None:
-            self._restore = FitRestore(
-                *(self._resume, self._fit, parts, self._this_fit, self._runs, self.run.cluster, self.run.schedule)
-            )
             self._restore.begin()
             if self._resume.mode is Mode.CONTINUE:
                 self.run.earlier = verdict.found_in(self._resume.saved, verdict.LASTING)
