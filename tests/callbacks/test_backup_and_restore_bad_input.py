@@ -135,7 +135,7 @@ def test_an_input_that_is_another_one_in_each_run_may_end_before_the_resumed_ste
         tiny.fit(tiny.rich_model(), tmp_path, [tiny.StopAt(1, 4)], x=dataset)
     steps = tiny.CountSteps()
     backup = kdc.BackupAndRestore(tmp_path)
-    with pytest.warns(RuntimeWarning, match=r"not exact: Dataset.map\(.* with deterministic=False"):
+    with pytest.warns(RuntimeWarning, match=r"(?s)not exact:.*Dataset.map\(.* with deterministic=False"):
         tiny.fit(tiny.rich_model(), None, [steps, backup], x=dataset.take(2))
     assert backup.restored is not None
     assert backup.restored.verdict == "not exact"
@@ -167,7 +167,7 @@ def test_evaluate_with_the_callback_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_changed_batch_size_is_labelled_not_exact(backup: Path) -> None:
     dataset = tf.data.Dataset.from_tensor_slices(tiny.data()).batch(tiny.BATCH // 2)
-    with pytest.warns(RuntimeWarning, match=r"(?s)not exact:.*the batches per epoch changed from 5 to 10; use the same data"):
+    with pytest.warns(RuntimeWarning, match=r"(?s)not exact:.*the batches per epoch changed from 5 to 10; use"):
         tiny.fit(tiny.rich_model(), backup, x=dataset)
 
 
