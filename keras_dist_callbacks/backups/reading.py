@@ -149,7 +149,7 @@ def _runs(tensors: Mapping[str, TensorInfo], separate: bool) -> Iterator[_Range]
 
 def _read_run(storage: Storage, run: _Range, allocate: Allocate | None = None) -> dict[str, np.ndarray[Any, Any]]:
     if allocate is not None and run.size >= _LARGE and len(run.tensors) == 1:
-        ((name, info),) = run.tensors
+        ((name, info),) = run.tensors  # straight into the memory that is going to hold it
         array = _or_out_of_memory(lambda: allocate(info.shape, dtype_of(info.dtype)), storage, run)
         memory = raw_bytes(array)
         _fill(storage, run.blob, run.start, memory)
@@ -157,7 +157,7 @@ def _read_run(storage: Storage, run: _Range, allocate: Allocate | None = None) -
         return {name: array}
     buffer = _or_out_of_memory(lambda: _aligned(run.size), storage, run)
     _fill(storage, run.blob, run.start, buffer.data)
-    arrays = {}
+    arrays = {}  # views of the buffer, which lives as long as one of them
     for name, info in run.tensors:
         offset = info.start - run.start
         content = buffer[offset : offset + tensor_bytes(info)]

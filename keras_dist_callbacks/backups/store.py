@@ -66,7 +66,7 @@ class BackupStore:
         Raises:
             BackupError: No number is free: the store's listings are not consistent.
         """
-        if self.storage.is_local and not self._made_directory:
+        if self.storage.is_local and not self._made_directory:  # a run that this one continues may have made it
             earlier = (owner_records.read_owner(self.storage, generation) for generation in self._owners())
             self._made_directory = any(owner is not None and owner.made_directory for owner in earlier)
         content = owner_records.describe_owner(info, by, made_directory=self._made_directory)

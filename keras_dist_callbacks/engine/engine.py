@@ -138,6 +138,7 @@ class BackupEngine:
             ClusterError: A worker cannot read what the chief chose.
         """
         workers, worker, timeout = self.cluster.num_workers, self.cluster.worker_index, self.cluster.patience
+        # The chief alone looks for it, and moves damaged ones aside; the others read the one that it names.
         chosen = self.cluster.on_chief(
             lambda: latest_intact(self._store, workers, allocate, verbose=self._options.progress),
             "choosing a backup",
@@ -262,6 +263,7 @@ class BackupEngine:
         self._writer.wait(timeout)
         self._writer.raise_failure(self._owner)
         newest = None if self.committed is None else dataclasses.asdict(self.committed)
+        # Whether it was saved in time, the chief alone knows.
         newest = self.cluster.broadcast(newest, "stopping early", timeout, kind=Position | None)
         self.cluster.leave("stopping early", timeout)
         return None if newest is None else Position(**newest)

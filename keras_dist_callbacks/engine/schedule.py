@@ -148,7 +148,10 @@ class Schedule:
         if step < self._next:
             return False
         wait = self._agreed(self._steps_to_wait(step, is_late=writing and not (waits and self._every is not None)))
-        self._next = step + wait if wait or self._every is None else _multiple_after(step, self._every)
+        if wait:
+            self._next = step + wait
+        elif self._every is not None:  # it keeps to its multiples, however late this one is; else `taken` sets it
+            self._next = _multiple_after(step, self._every)
         return wait == 0
 
     def _steps_to_wait(self, step: int, *, is_late: bool) -> int:

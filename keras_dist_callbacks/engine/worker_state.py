@@ -88,7 +88,7 @@ class WorkerStateExchange:
             BackupError: A worker did not deliver in time; this save fails, training continues.
         """
         found: list[LocalState] = []
-        unanswered = 1
+        unanswered = 1  # the first worker that waits for an answer still
         try:
             topics = _topic_hashes(snapshot.state) if self.cluster.num_workers > 1 else {}
             known = [*topics, *prints]
