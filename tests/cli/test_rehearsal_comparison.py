@@ -239,7 +239,7 @@ def test_positions_that_one_run_lacks_are_named(tmp_path: Path) -> None:
         ({"objects/changed": ({}, {"Own.start": (3, "x")})}, {}, False),
         ({"callbacks/Own()": ({"began": 1.0}, {"began": 2.0})}, {}, False),
         ({}, {"objects/description": np.frombuffer(b"[]", np.uint8)}, False),
-        ({"progress/logs": CHANGED["logs"]}, {}, True),
+        ({"progress/logs": CHANGED["progress/logs"]}, {}, True),
         ({"random/now": CHANGED["random/now"]}, {}, False),
         ({"callbacks/History()": CHANGED["callbacks/History()"]}, {}, True),
         ({}, {"variables/flag@0": np.array(False)}, True),
