@@ -1,8 +1,7 @@
 """Batches are counted right, also where one call trains several of them, or fewer than it asked for."""
 
-from keras_dist_callbacks.training.snapshots import StepCounter
-
 from keras_dist_callbacks.backups.snapshot import Position
+from keras_dist_callbacks.training.progress import StepCounter
 
 
 def test_every_batch_counts_once_over_epochs() -> None:
