@@ -554,9 +554,7 @@ def _sentence(together: list[Finding]) -> str:
         return f"nothing depends on what the earlier fit(), which is finished, could not save ({text})"
     if first.carried_from:
         return f"the resume at {_bounded(first.carried_from)}, which was not exact, made no difference: {text}"
-    if not advice:
-        return text
-    return f"{text} ({advice})" if row.effect == "unknown" else f"{text}; {advice}"
+    return f"{text}; {advice}" if advice else text
 
 
 def _filled(template: str, finding: Finding, items: str = "") -> str:

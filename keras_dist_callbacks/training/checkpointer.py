@@ -422,7 +422,7 @@ class Checkpointer(NotCopyable):
 
     def _say_more(self, found: list[Finding]) -> None:
         if found and self._run.cluster.is_chief:
-            warn("the resume is not exact: " + "; ".join(sentences(found)))
+            warn("the resume is not exact:", items=sentences(found))
 
     def _is_first(self, what: str) -> bool:
         """Returns whether this loop says something for the first time."""

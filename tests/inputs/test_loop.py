@@ -105,7 +105,7 @@ def test_the_resume_of_a_loop_that_takes_batches_by_itself_names_its_conditions(
     capsys.readouterr()
     model = loop(tmp_path / "backup", around)
     assert (
-        "exact if your loop gives each step the same batch as before (Checkpointer.batches()" in capsys.readouterr().out
+        "exact if your loop gives each step the same batch as before; Checkpointer.batches()" in capsys.readouterr().out
     )
     with pytest.raises(AssertionError):  # past shuffles are not drawn again
         tiny.assert_same(model, reference)

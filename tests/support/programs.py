@@ -53,7 +53,7 @@ def measured(name: str, directory: Path) -> Outcome:
         same = compare_runs(directory / "reference", directory / "uninterrupted")
         return Outcome(REFUSED, refusal[1], same, ["it was refused"])
     answer, said = _answer(logs["killed"])
-    warned = re.findall(r"the resume is not exact: .*", logs["killed"])
+    warned = re.findall(r"the resume is not exact:(?: .*|(?:\n- .*)+)", logs["killed"])
     found = [compare_runs(directory / "reference", directory / run) for run in ("uninterrupted", "killed")]
     return Outcome(answer, "\n".join([said, *dict.fromkeys(warned)]), *found)
 

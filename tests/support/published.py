@@ -16,7 +16,8 @@ from pathlib import Path
 from keras_dist_callbacks.testing import compare_runs
 
 _VERDICT = re.compile(
-    r"(?:Resumed from|a later one saved) \S+ \S+ at .*?\): ((?:exact|not exact).*)|(the resume is not exact: .*)"
+    r"(?:Resumed from|a later one saved) \S+ \S+ at .*?\): ((?:exact|not exact).*)"
+    r"|(the resume is not exact:(?: .*|(?:\n- .*)+))"
 )
 _SECONDS = 600.0
 _TOO_LONG = f"it takes more than {_SECONDS:.0f} s"
@@ -62,7 +63,7 @@ def row(script: Path, directory: Path) -> tuple[str, str, str]:
 
 
 def _verdicts(log: str) -> list[str]:
-    return [first or second for first, second in _VERDICT.findall(log)]
+    return [first or "; ".join(second.splitlines()) for first, second in _VERDICT.findall(log)]
 
 
 def _why_not(log: str, fits: int) -> str:
