@@ -19,6 +19,7 @@ import pytest
 from tests.support.busy_machine import share_processors
 from tests.support.counts import count, pytest_terminal_summary  # noqa: F401 - fixtures and hooks
 from tests.support.crashes import pytest_sessionfinish, pytest_sessionstart  # noqa: F401 - hooks
+from tests.support.finds import the_package_finds_what_a_mark_says  # noqa: F401 - for all tests
 from tests.support.launching import kill_running
 from tests.support.stores.fixtures import place, proxy, remote, stores  # noqa: F401 - fixtures for all tests
 from tests.support.stress_selection import (  # noqa: F401 - hooks

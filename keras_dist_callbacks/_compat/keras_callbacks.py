@@ -58,11 +58,11 @@ def get_rows(callback: Any) -> dict[str, Any]:
     return {"size": size, "digest": digest, "keys": keys}
 
 
-def cut(callback: Any, size: int, digest: str) -> str | None:
+def cut(callback: Any, size: int, digest: str) -> tuple[str, ...]:
     """Takes away the rows after the backup, before `on_train_begin` opens the file.
 
     Returns:
-        Why the file was left alone, if it is not the one that was backed up.
+        The code of a finding and what fills it, if the file is not the one that was backed up and was left alone.
 
     Raises:
         BackupError: It cannot be cut.
@@ -70,9 +70,9 @@ def cut(callback: Any, size: int, digest: str) -> str | None:
     path = callback.filename
     found = _size(path) or 0
     if found < size:
-        return f"{path} has {found} of the {size} bytes that it had at the backup: rows of earlier epochs are missing"
+        return "rows-missing", str(path), str(found), str(size)
     if _digest(path, size) != digest:
-        return f"{path} was changed since the backup; it is kept, and rows are appended"
+        return "rows-changed", str(path)
     if found > size:
         try:
             os.truncate(path, size)
@@ -80,7 +80,7 @@ def cut(callback: Any, size: int, digest: str) -> str | None:
             raise BackupError(
                 f"cannot remove the rows of {path} that training writes again: {error}. The backup is unchanged"
             ) from error
-    return None
+    return ()
 
 
 def set_rows(callback: Any, state: dict[str, Any]) -> None:
@@ -112,11 +112,11 @@ class Prepared(NamedTuple):
 
     Attributes:
         after: To be called after `on_train_begin`; takes back what must not outlive it.
-        note: What could not be prepared, as a sentence, or None.
+        found: Of what could not be prepared the code of a finding, and what fills it; else empty.
     """
 
     after: Callable[[], None]
-    note: str | None
+    found: tuple[str, ...] = ()
 
 
 class Known(NamedTuple):
@@ -166,15 +166,15 @@ def _set_progress(callback: Any, state: dict[str, Any]) -> None:
 def _prepare_rows(callback: Any, state: dict[str, Any]) -> Prepared:
     append = callback.append
     if state["size"] is None:
-        return Prepared(lambda: None, None)
-    note = cut(callback, state["size"], state["digest"])
+        return Prepared(lambda: None)
+    found = cut(callback, state["size"], state["digest"])
     callback.append = True
-    return Prepared(lambda: setattr(callback, "append", append), note)
+    return Prepared(lambda: setattr(callback, "append", append), found)
 
 
 def _prepare_steps(board: Any, state: dict[str, Any]) -> Prepared:
     # Within an epoch the state itself comes back later only, and on_epoch_begin would log at step 0.
-    return Prepared(lambda: tensorboard_state.set_counters(board, state), None)
+    return Prepared(lambda: tensorboard_state.set_counters(board, state))
 
 
 _PATHS = {"filepath", "filename", "log_dir"}

@@ -133,7 +133,9 @@ CATALOG: Mapping[str, Row] = {
         item="{0}",
     ),
     "step-variables": Row(
-        "lost", "variables that the train step uses and Keras does not list ({0}) are not restored: {1}"
+        "lost",
+        "variables that the train step uses and Keras does not list ({0}) are not restored: number {1} was {2} in the "
+        "interrupted run and is {3} now",
     ),
     "step-operation": Row("lost", "what the operation {0} of the train or test step keeps is not saved"),
     "step-random": Row(
@@ -188,7 +190,11 @@ CATALOG: Mapping[str, Row] = {
     ),
     "callback-new": Row("lost", "the callback {0} was not in the interrupted run; it starts without saved state"),
     "callback-gone": Row("lost", "the callback {0} of the interrupted run is not in the list now"),
-    "callback-file": Row("lost", "{subject}: {0}"),
+    "rows-missing": Row(
+        "lost",
+        "{subject}: {0} has {1} of the {2} bytes that it had at the backup: rows of earlier epochs are missing",
+    ),
+    "rows-changed": Row("lost", "{subject}: {0} was changed since the backup; it is kept, and rows are appended"),
     "callback-state": Row(
         "lost", "the state of {subject} is not restored: {items}", "give it get_state and set_state", "{0} ({1})"
     ),
@@ -447,6 +453,7 @@ CATALOG: Mapping[str, Row] = {
         "backup_dir and model: the model gets the weights of the backup, no step is run, and the later fit() resumes",
         "give each fit() a directory of its own, with delete_checkpoint=False",
     ),
+    "not-resumed": Row("lost", "training starts from the beginning, because {0}"),
     "ran-no-step": Row(
         "lost",
         "fit() runs no step: an earlier fit() of this process has left {0} at {1}",

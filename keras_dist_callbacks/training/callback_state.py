@@ -242,7 +242,7 @@ def prepare_callbacks(callbacks: Iterable[Any], saved: Saved) -> Preparation:
                 prepared.callback(done[name].after)
         after = prepared.pop_all()
     return Preparation(
-        after.close, tuple(Finding("callback-file", name, (p.note,)) for name, p in done.items() if p.note)
+        after.close, tuple(Finding(p.found[0], name, p.found[1:]) for name, p in done.items() if p.found)
     )
 
 

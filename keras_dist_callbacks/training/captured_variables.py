@@ -90,13 +90,12 @@ class CapturedVariables(Part):
 
     def _restore_hidden(self, wanted: list[JSON], tensors: Mapping[str, Any]) -> list[Finding]:
         traced = self._model.run_eagerly or graphs.traces(self._model) or graphs.trace(self._fit)
-        if not traced:
-            return [_lost(wanted, "the train step cannot be traced")]
-        self._inspect()
-        self._seen = -1
-        difference = _first_difference(wanted, self._found, tensors)
+        if traced:
+            self._inspect()
+            self._seen = -1
+        difference = _first_difference(wanted, self._found if traced else [], tensors)
         if difference:
-            return [_lost(wanted, difference)]
+            return [_lost(wanted, *difference)]
         for number, resource in enumerate(self._found):
             resource.assign(tensors[str(number)])
         return []
@@ -217,11 +216,14 @@ def set_owned(model: Any, saved: Saved) -> list[str]:
     return left
 
 
-def _lost(wanted: list[JSON], why: str) -> Finding:
-    return Finding("step-variables", detail=(", ".join(first_few([str(name) for name, _ in wanted])), why))
+def _lost(wanted: list[JSON], *difference: str) -> Finding:
+    return Finding("step-variables", detail=(", ".join(first_few([str(name) for name, _ in wanted])), *difference))
 
 
-def _first_difference(wanted: list[JSON], found: list[graphs.Resource], tensors: Mapping[str, Any]) -> str | None:
+def _first_difference(
+    wanted: list[JSON], found: list[graphs.Resource], tensors: Mapping[str, Any]
+) -> tuple[str, str, str] | None:
+    """The first of several variables that is another one now: its number, and what it was and is."""
     for number in range(max(len(wanted), len(found))):
         then = "none"
         if number < len(wanted):
@@ -230,7 +232,7 @@ def _first_difference(wanted: list[JSON], found: list[graphs.Resource], tensors:
         now = found[number] if number < len(found) else None
         here = "none" if now is None else _spec(now.name, now.dtype.name, now.shape)
         if then != here:
-            return f"number {number + 1} was {then} in the interrupted run and is {here} now"
+            return str(number + 1), then, here
     return None
 
 

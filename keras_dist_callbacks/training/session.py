@@ -11,7 +11,7 @@ from keras_dist_callbacks._compat import building, keras_callbacks, variables
 from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks._compat.fit_hooks import control
 from keras_dist_callbacks.backups import verdict
-from keras_dist_callbacks.backups.findings import sentences
+from keras_dist_callbacks.backups.findings import Finding, sentences
 from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.backups.snapshot import Snapshot, WorkerState
 from keras_dist_callbacks.cluster.coordinated_stop import StopRequest
@@ -162,7 +162,7 @@ class FitSession:
             build(self._fit, Built.of(saved))
             self._note_trace()
         except NotBuiltError as error:
-            warn(f"the resume is not exact: training starts from the beginning, because {error}")
+            warn(f"the resume is not exact: {Finding('not-resumed', detail=(str(error),)).message}")
             self._resume = None
 
     def set_initial_epoch(self, epoch: int) -> None:

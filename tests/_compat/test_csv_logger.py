@@ -137,6 +137,7 @@ def test_a_fit_that_fails_before_it_begins_leaves_the_users_argument_alone(inter
     assert (interrupted / "rows.csv").read_bytes() == expected
 
 
+@pytest.mark.finds("rows-missing")
 def test_a_file_that_is_gone_is_named_and_begun_again(interrupted: Path, expected: bytes) -> None:
     (interrupted / "rows.csv").unlink()
     with pytest.warns(RuntimeWarning, match=r"rows\.csv has 0 of the \d+ bytes .* earlier epochs are missing"):
@@ -145,6 +146,7 @@ def test_a_file_that_is_gone_is_named_and_begun_again(interrupted: Path, expecte
     assert (interrupted / "rows.csv").read_bytes() == b"".join([header, *others])
 
 
+@pytest.mark.finds("rows-changed")
 def test_a_file_that_was_changed_is_kept_and_named(interrupted: Path, expected: bytes) -> None:
     changed = b"# edited by hand\r\n" + (interrupted / "rows.csv").read_bytes()
     (interrupted / "rows.csv").write_bytes(changed)

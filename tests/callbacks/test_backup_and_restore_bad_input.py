@@ -125,6 +125,7 @@ def test_a_dataset_that_ends_before_the_resumed_step_is_an_error(backup: Path) -
     assert before.items() <= files(backup).items()
 
 
+@pytest.mark.finds("loose-order")
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 def test_an_input_that_is_another_one_in_each_run_may_end_before_the_resumed_step(tmp_path: Path) -> None:
     loose = tf.data.Options()
@@ -165,6 +166,7 @@ def test_evaluate_with_the_callback_changes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "backup").exists()
 
 
+@pytest.mark.finds("steps_per_epoch")
 def test_a_changed_batch_size_is_labelled_not_exact(backup: Path) -> None:
     dataset = tf.data.Dataset.from_tensor_slices(tiny.data()).batch(tiny.BATCH // 2)
     with pytest.warns(RuntimeWarning, match=r"(?s)not exact:.*the batches per epoch changed from 5 to 10; use"):
@@ -183,6 +185,7 @@ def test_a_callback_that_is_new_or_gone_is_named(backup: Path) -> None:
         tiny.fit(tiny.rich_model(), backup, [keras.callbacks.EarlyStopping("loss")])
 
 
+@pytest.mark.finds("metrics-new", "metrics-gone")
 def test_a_renamed_metric_is_labelled_and_everything_else_restored(backup: Path) -> None:
     model, steps = tiny.rich_model(), tiny.CountSteps()
     renamed = [keras.metrics.BinaryAccuracy(name="renamed"), "AUC"]

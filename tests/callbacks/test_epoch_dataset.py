@@ -115,6 +115,7 @@ def test_an_input_that_knows_its_position_is_asked(tmp_path: Path, methods: str,
     assert history.history == expected.history
 
 
+@pytest.mark.finds("input-code")
 def test_resuming_a_late_epoch_does_not_read_the_past_ones(tmp_path: Path) -> None:
     read = 0
 
@@ -139,6 +140,7 @@ def test_resuming_a_late_epoch_does_not_read_the_past_ones(tmp_path: Path) -> No
     assert 0 < read <= tiny.ROWS + skipped
 
 
+@pytest.mark.finds("passes-counted")
 def test_a_reshuffling_dataset_that_was_iterated_before_is_labelled(tmp_path: Path) -> None:
     dataset, model = tiny.shuffled(), tiny.model()
     with pytest.raises(tiny.Stop):

@@ -115,6 +115,7 @@ def test_warnings_about_hostile_checkpoints_are_printable(tmp_path: Path) -> Non
     assert all(READABLE in text for text in texts)
 
 
+@pytest.mark.finds("strategy")
 @pytest.mark.slow
 def test_a_restore_from_a_hostile_directory_prints_and_warns_printably(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

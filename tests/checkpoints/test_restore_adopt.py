@@ -74,6 +74,7 @@ def save_legacy(model: keras.Model, directory: Path) -> None:
         another.save(directory / "theirs.h5")
 
 
+@pytest.mark.finds("new-optimizer")
 @pytest.mark.parametrize("save", [save_keras, save_weights, save_legacy, save_root, save_parts, save_net])
 def test_of_what_another_tool_left_the_weights_alone_are_taken_if_asked_for(
     theirs: keras.Model,
@@ -128,6 +129,7 @@ def test_from_then_on_our_own_are_taken(theirs: keras.Model, tmp_path: Path) -> 
     assert restored_from(model).path == f"{tmp_path}/ours-1.keras"
 
 
+@pytest.mark.finds("checkpoint")
 def test_the_newest_that_loads_is_taken_and_the_others_named(theirs: keras.Model, tmp_path: Path) -> None:
     for age, name in enumerate(["whole.keras", "older.keras"]):
         theirs.save(tmp_path / name)
@@ -174,6 +176,7 @@ def test_a_template_stands_for_its_own_files_there_too(theirs: keras.Model, tmp_
     assert restored_from(model).path == f"{tmp_path}/ckpt-07.keras"
 
 
+@pytest.mark.finds("model-differs")
 def test_code_in_a_file_of_another_tool_is_not_run(tmp_path: Path) -> None:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda x: x * 2)])
     model.save(tmp_path / "theirs.keras")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.backups.codec import Fingerprint, fingerprints, hash_array
-from keras_dist_callbacks.backups.snapshot import Position, SharedArray, Snapshot
+from keras_dist_callbacks.backups.snapshot import FINDINGS, Position, SharedArray, Snapshot
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.worker_state import WorkerStateExchange, _pack_message
@@ -50,6 +50,12 @@ def test_what_a_worker_has_arrives(said: dict[str, bytes]) -> None:
     assert found.tensors["a"].array().tolist() == [1, 2]
     assert found.prints == {"a": Fingerprint(HASH, "float32", (2,))}
     assert found.state == {"t": [float("inf")]}
+
+
+@pytest.mark.finds("local-state")
+def test_what_a_worker_had_too_much_of_is_a_finding(said: dict[str, bytes]) -> None:
+    said["values"] = _pack_message({**HEAD, "sent": []}, {})
+    assert collect().state[f"engine/{FINDINGS}"] == [["local-state", "worker 1", [], ""]]
 
 
 HELLOS: list[Any] = [

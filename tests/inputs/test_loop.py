@@ -93,6 +93,7 @@ def test_batches_and_the_iterator_are_the_same(tmp_path: Path) -> None:
     tiny.assert_same(ours, theirs)
 
 
+@pytest.mark.finds("loop-batches")
 def test_the_resume_of_a_loop_that_takes_batches_by_itself_names_its_conditions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,6 +143,7 @@ def trained_without_a_seed(directory: Path, copy: Path | None, made_for_epoch: b
     return model.get_weights(), checkpointer.restored
 
 
+@pytest.mark.finds("loop-unseeded")
 @pytest.mark.parametrize("made_for_epoch", [False, True])
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 def test_a_dataset_without_a_seed_is_given_one_unless_each_epoch_has_its_own(

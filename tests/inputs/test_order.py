@@ -130,6 +130,7 @@ def test_a_resume_without_a_seed_reads_the_rest_of_the_order(
     tiny.assert_same(model, expected)
 
 
+@pytest.mark.finds("traced")
 @pytest.mark.filterwarnings("ignore:an earlier fit:RuntimeWarning")
 @pytest.mark.parametrize("shuffle", [True, "batch"])
 def test_each_pass_of_each_fit_has_an_order_of_its_own(tmp_path: Path, shuffle: Any) -> None:
@@ -146,6 +147,7 @@ def test_each_pass_of_each_fit_has_an_order_of_its_own(tmp_path: Path, shuffle: 
         assert len({tuple(batch) for batch in batches}) > 12  # of 24; those of a pass are not alike
 
 
+@pytest.mark.finds("step-python")
 @pytest.mark.filterwarnings("ignore:an earlier fit:RuntimeWarning")
 def test_global_random_states_are_as_without_a_backup(tmp_path: Path) -> None:
     def states_after(backup: Path | None) -> Any:
@@ -171,6 +173,7 @@ def test_an_order_that_is_the_same_in_each_run_stays_and_no_seed_is_saved(
     assert not any('"order":' in manifest for manifest in manifests)
 
 
+@pytest.mark.finds("order-seeded-now")
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 def test_a_seed_that_only_the_resumed_run_sets_is_named(tmp_path: Path) -> None:
     trained(tmp_path / "backup", CopyAt(tmp_path / "backup", 1, 2))

@@ -200,7 +200,9 @@ def codes(orders: Orders) -> list[str]:
     return [found.code for found in orders.named]
 
 
-@pytest.mark.parametrize("form", NAMED)
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=pytest.mark.finds(f"unseeded-{why}")) for form, (_, why, _) in NAMED.items()]
+)
 def test_what_another_dataset_may_share_or_cannot_be_counted_is_named(tmp_path: Path, form: str) -> None:
     make, why, call = NAMED[form]
     dataset = make(tmp_path)
@@ -210,6 +212,7 @@ def test_what_another_dataset_may_share_or_cannot_be_counted_is_named(tmp_path: 
     assert orders.made(5) is dataset
 
 
+@pytest.mark.finds("unseeded-numbers")
 def test_an_order_is_kept_where_only_numbers_are_drawn_again() -> None:
     orders = Orders(drawn_in_map(rows().shuffle(ROWS)), "input")
     assert codes(orders) == ["unseeded-numbers"]
@@ -225,6 +228,7 @@ def test_what_cannot_be_read_is_named_without_a_global_seed(seed: int | None, na
     assert not orders.are_own
 
 
+@pytest.mark.finds("unseeded")
 def test_the_scripts_dataset_is_read_where_none_can_be_made_of_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*given: Any) -> None:
         raise ValueError("unknown operation")
@@ -250,6 +254,7 @@ def test_too_many_rows_are_not_copied(monkeypatch: pytest.MonkeyPatch, rest: str
     assert Orders(source.batch(4), "input").named == []
 
 
+@pytest.mark.finds("unseeded-distributed", "unseeded-hidden")
 def test_a_dataset_that_is_distributed_already_is_named() -> None:
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
     given = strategy.experimental_distribute_dataset(rows().shuffle(ROWS).batch(4))
@@ -269,15 +274,17 @@ def test_parts_of_one_order_share_no_row_when_one_is_trained() -> None:
 @pytest.mark.parametrize(
     ("why", "expected"),
     [
-        (
+        pytest.param(
             "large",
             "Dataset.shuffle(9) of the input has no seed, and the input has too many rows to be made again with one: "
             "its order is drawn again after a restart; write Dataset.shuffle(9, seed=1)",
+            marks=pytest.mark.finds("unseeded-large"),
         ),
-        (
+        pytest.param(
             "epoch",
             "Dataset.shuffle(9) of the input has no seed, and EpochDataset makes it for each epoch: its order is drawn "
             "again after a restart; write Dataset.shuffle(9, seed=epoch)",
+            marks=pytest.mark.finds("unseeded-epoch"),
         ),
         (
             "loop",

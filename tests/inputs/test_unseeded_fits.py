@@ -182,6 +182,7 @@ def kdc_position(epoch: int, batch: int, step: int) -> Any:
     return Position("within", epoch, batch, step)
 
 
+@pytest.mark.finds("unseeded-fixed")
 @pytest.mark.parametrize(("epoch", "batch"), [(2, 3), (2, 0)], ids=["within", "between"])
 def test_an_order_that_is_drawn_again_is_named(tmp_path: Path, epoch: int, batch: int) -> None:
     def fit() -> Fit:
@@ -205,6 +206,7 @@ def test_an_order_that_is_drawn_again_is_named(tmp_path: Path, epoch: int, batch
     assert "its order is drawn again after a restart, and where the script splits the dataset" in note
 
 
+@pytest.mark.finds("order-fixed-now")
 def test_the_order_of_a_run_is_not_that_of_one_with_a_seed_now(tmp_path: Path) -> None:
     trained(tmp_path / "run", FORMS["shuffled"](), CopyAt(tmp_path / "run", 2, 3))
     with pytest.warns(RuntimeWarning, match="the resume is not exact"):
@@ -212,6 +214,7 @@ def test_the_order_of_a_run_is_not_that_of_one_with_a_seed_now(tmp_path: Path) -
     assert any("has one or needs none" in note for note in restored.notes)
 
 
+@pytest.mark.finds("values-in-rows", "input-seed", "first-pass")
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 def test_a_seed_that_a_utility_of_keras_draws_is_named(tmp_path: Path) -> None:
     def series() -> Fit:

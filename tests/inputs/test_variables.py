@@ -152,6 +152,7 @@ def test_orders_that_are_drawn_in_the_course_of_a_pass_are_drawn_again(tmp_path:
     tiny.assert_same(resumed, reference(make))
 
 
+@pytest.mark.finds("setting-gone", "input-variables")
 def test_another_pipeline_than_before_gets_none_of_the_states(tmp_path: Path) -> None:
     interrupted(tmp_path, with_layer)
     with pytest.warns(
@@ -180,10 +181,15 @@ def half_of_it_in_a_file(file: Path) -> tf.data.Dataset:
     return both.map(lambda kept, row: noisy(kept[0] + row[0], row[1])).batch(tiny.BATCH)
 
 
-@pytest.mark.parametrize("is_kept", [True, False])
-@pytest.mark.parametrize("epoch", [1, 2])
+@pytest.mark.parametrize(
+    ("epoch", "is_kept"),
+    [
+        pytest.param(1, True, marks=pytest.mark.finds("draws-around-new-files")),
+        (1, False),
+        *(pytest.param(2, is_kept, marks=pytest.mark.chaos) for is_kept in (True, False)),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
-@pytest.mark.in_gate(2)
 def test_files_completed_in_the_pass_that_is_read_again_are_not_exact(
     tmp_path: Path, epoch: int, is_kept: bool
 ) -> None:
@@ -208,6 +214,7 @@ def test_reading_again_is_as_exact_as_creating(tmp_path: Path) -> None:
     tiny.assert_same(resumed, reference(tiny.shuffled))
 
 
+@pytest.mark.finds("batches-again")
 def test_python_code_in_the_input_is_a_condition_that_strict_can_refuse(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -346,19 +353,23 @@ class Raises(keras.callbacks.Callback):
         self.strength.assign_add(0.5 * self.each_batch)
 
 
-@pytest.mark.in_gate(1)
+CHANGES_AHEAD = [
+    (True, False, True, "draws", "not exact"),
+    (True, False, False, "", "exact"),
+    (False, True, True, "", "not exact"),
+    (False, True, False, "shuffles", "not exact"),
+    (False, True, False, "", "exact"),
+    (False, False, True, "", "exact"),
+    (False, False, True, "shuffles", "exact"),
+]
+
+
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 @pytest.mark.parametrize(
     ("is_endless", "each_batch", "tunes", "kind", "verdict"),
     [
-        (True, False, True, "", "not exact"),
-        (True, False, True, "draws", "not exact"),
-        (True, False, False, "", "exact"),
-        (False, True, True, "", "not exact"),
-        (False, True, False, "shuffles", "not exact"),
-        (False, True, False, "", "exact"),
-        (False, False, True, "", "exact"),
-        (False, False, True, "shuffles", "exact"),
+        pytest.param(True, False, True, "", "not exact", marks=pytest.mark.finds("changed-while-waiting")),
+        *(pytest.param(*case, marks=pytest.mark.chaos) for case in CHANGES_AHEAD),
     ],
 )
 def test_a_variable_that_changes_while_the_input_reads_it_ahead_is_not_exact(
@@ -399,6 +410,7 @@ class Shows(keras.callbacks.Callback):
         self.layer(tf.ones((2, 6)), training=True)
 
 
+@pytest.mark.finds("shared-variable")
 def test_a_callback_that_draws_from_the_random_layer_of_the_input_is_not_exact(tmp_path: Path) -> None:
     def run(*callbacks: Any) -> None:
         noise = keras.layers.GaussianNoise(0.5)
@@ -529,6 +541,7 @@ def changing_by_lambda(source: Any) -> keras.callbacks.Callback:
 @pytest.mark.in_gate(1)
 @pytest.mark.parametrize("make", [Scaled, scaled_rows])
 @pytest.mark.parametrize("changing", [Changes, changing_by_lambda])
+@pytest.mark.finds("writer-of-position")
 def test_a_callback_that_reaches_an_input_which_knows_its_position_is_a_condition(
     tmp_path: Path, make: Callable[[], Any], changing: Callable[[Any], keras.callbacks.Callback]
 ) -> None:

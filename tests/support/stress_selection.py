@@ -52,10 +52,15 @@ def mark_campaigns(items: list[pytest.Item]) -> None:
             cases[item.nodeid.partition("[")[0]].append(item)
     for found in cases.values():
         kept = int(found[0].get_closest_marker("in_gate").args[0])  # type: ignore[union-attr]
-        in_gate = {index * len(found) // kept for index in range(kept)}
+        in_gate = gate_places(len(found), kept)
         for index, item in enumerate(found):
             if kept < len(found) and index not in in_gate:
                 item.add_marker(pytest.mark.chaos)
+
+
+def gate_places(cases: int, kept: int) -> set[int]:
+    """Which of a test's cases the gate runs."""
+    return {index * cases // kept for index in range(kept)}
 
 
 def sample(items: list[pytest.Item], share: float, seed: int) -> list[pytest.Item]:

@@ -187,6 +187,7 @@ class Refuses(Mine):
         super().set_state(state)
 
 
+@pytest.mark.finds("set-otherwise")
 @pytest.mark.slow
 @pytest.mark.parametrize("save_freq", [1, "epoch"])
 def test_a_set_state_that_raises_is_named_and_the_backup_is_untouched(
@@ -269,6 +270,7 @@ def test_keras_callbacks_and_ours_of_the_same_name_are_not_mixed_up(tmp_path: Pa
         tiny.fit(tiny.model(), tmp_path / "backup", [kdc.ModelCheckpoint(tmp_path / "m.keras", "loss")])
 
 
+@pytest.mark.finds("callback-new", "callback-gone", "edited-values")
 @pytest.mark.slow
 def test_keras_callbacks_without_state_are_named_too_when_they_come_or_go(tmp_path: Path) -> None:
     halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
@@ -291,6 +293,7 @@ def test_a_large_state_of_keras_own_is_held_and_one_of_the_users_copied() -> Non
     assert not np.shares_memory(held[1], mine)
 
 
+@pytest.mark.finds("edited-code", "edited-callbacks")
 @pytest.mark.slow
 def test_the_best_weights_of_a_model_with_a_scalar_one_come_back(tmp_path: Path) -> None:
     """Keras hands such a weight out as a scalar of numpy; `Normalization` has one."""

@@ -59,26 +59,29 @@ def resumed(directory: Path, built: keras.Model, callbacks: list[Any]) -> tuple[
     ("stop", "save_freq", "make", "said", "rates"),
     [
         ((1, 2), 1, lambda: (NEW, []), "0.125, stays in force; to set the new one, add keras", [OLD] * 8),
-        (
+        pytest.param(
             (1, 2),
             1,
             lambda: (NEW, [keras.callbacks.ReduceLROnPlateau("loss", patience=9)]),
             "0.25) in the place of ReduceLROnPlateau, which sets it in each epoch",
             [OLD] * 8,
+            marks=pytest.mark.finds("rate-kept-plateau"),
         ),
-        (
+        pytest.param(
             (1, 2),
             1,
             lambda: (NEW, [scheduler()]),
             "0.125, is in force to the end of epoch 2; LearningRateScheduler sets the rate from epoch 3 on",
             [OLD] * 3 + [NEW] * 5,
+            marks=pytest.mark.finds("rate-scheduled"),
         ),
-        (
+        pytest.param(
             (1, 2),
             "epoch",
             lambda: (NEW, [scheduler()]),
             "0.125, is replaced: LearningRateScheduler sets the rate from epoch 2 on",
             [NEW] * 10,
+            marks=pytest.mark.finds("rate-replaced"),
         ),
         ((1, 2), 1, lambda: (OLD, [SetAtBegin()]), "0.125, stays in force; to set the new one, add", [OLD] * 8),
     ],
@@ -96,6 +99,7 @@ def test_the_rate_in_force_is_named_with_the_time_that_it_is(
     assert ("add keras.callbacks.LearningRateScheduler" in told) == (said.find("Scheduler sets") < 0)
 
 
+@pytest.mark.finds("rate-kept")
 def test_what_on_train_begin_sets_is_named_for_a_model_of_a_checkpoint_too(tmp_path: Path) -> None:
     files = tmp_path / "checkpoints"
     tiny.fit(compiled(OLD), None, [kdc.ModelCheckpoint(files / "{epoch}.keras")], epochs=1)
@@ -139,6 +143,7 @@ def _loop(directory: Path, rate: float, stop: int | None = None, *, after: float
     return rates
 
 
+@pytest.mark.finds("rate-kept-in-loop")
 def test_a_loop_names_the_rate_in_force_and_how_to_set_the_new_one(tmp_path: Path) -> None:
     with pytest.raises(tiny.Stop):
         _loop(tmp_path, OLD, 1)

@@ -163,6 +163,7 @@ def trained_apart(
                 checkpointer.step()
 
 
+@pytest.mark.finds("loop-uncounted")
 @pytest.mark.parametrize("save_freq", ["epoch", 30])
 def test_a_loop_that_counts_no_step_is_warned_once_and_never_called_exact(
     tmp_path: Path, save_freq: Any, capsys: pytest.CaptureFixture[str]
@@ -186,6 +187,7 @@ def test_a_loop_that_counts_no_step_is_warned_once_and_never_called_exact(
     assert all(condition in shown for condition in row["conditions"])
 
 
+@pytest.mark.finds("loop")
 def test_a_loop_without_epochs_that_counts_no_step_is_warned_at_the_end(tmp_path: Path) -> None:
     model, optimizer = tiny.model(), keras.optimizers.SGD()
     optimizer.build(model.trainable_variables)

@@ -177,6 +177,7 @@ def test_layers_stay_frozen_as_in_the_script_whose_optimizer_has_no_variables_fo
     assert not model.layers[0].trainable
 
 
+@pytest.mark.finds("compiled")
 def test_strict_refuses_it(tmp_path: Path) -> None:
     callback = AtEpoch(1, OTHER_OPTIMIZERS["of another class"][0])
     tiny.interrupt(tmp_path, 2, 2, built=tiny.model(), callbacks=[callback])
@@ -186,6 +187,7 @@ def test_strict_refuses_it(tmp_path: Path) -> None:
     assert steps.trained == []
 
 
+@pytest.mark.finds("as-compiled")
 def test_the_weights_of_a_finished_run_are_restored(tmp_path: Path) -> None:
     act, keeps = OTHER_OPTIMIZERS["of another class"][0], {"delete_checkpoint": False}
     expected, model = tiny.model(), tiny.model()
@@ -256,6 +258,7 @@ class Quietly(keras.callbacks.Callback):
 
 @pytest.mark.in_gate(1)
 @pytest.mark.parametrize("mode", ["run_eagerly", "jit_compile"])
+@pytest.mark.finds("mode-changed")
 def test_a_mode_that_training_changes_is_not_an_exact_resume(tmp_path: Path, mode: str) -> None:
     quietly = Quietly(lambda model: setattr(model, mode, not getattr(model, mode)))
     tiny.interrupt(tmp_path, 2, 2, built=tiny.model(), callbacks=[quietly])
@@ -267,6 +270,7 @@ def freezes_a_bias(model: Any) -> None:
     model.layers[0].bias.trainable = False
 
 
+@pytest.mark.finds("variables-trainable")
 def test_trainable_of_a_single_variable_that_training_changes_is_not_an_exact_resume(tmp_path: Path) -> None:
     callback = AtEpoch(1, freezes_a_bias)
     tiny.interrupt(tmp_path, 2, 2, built=tiny.model(), callbacks=[callback])
@@ -288,6 +292,7 @@ def test_a_variable_that_is_frozen_from_the_start_is_exact(tmp_path: Path) -> No
     assert backup.restored.verdict == "exact"
 
 
+@pytest.mark.finds("setting-new")
 def test_a_variable_that_is_frozen_in_one_run_only_is_named(tmp_path: Path) -> None:
     tiny.interrupt(tmp_path, 1, 2, built=tiny.model())
     with pytest.raises(BackupMismatchError, match=r"trainable of single variables is new: .*Dense 1, frozen weight 1"):

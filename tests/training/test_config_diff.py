@@ -256,6 +256,7 @@ def test_nothing_is_said_of_rows_or_values_that_is_not_true(tmp_path: Path, name
     assert "other values" not in found or "validation" in name
 
 
+@pytest.mark.finds("files-changed", "files-sizes", "files-names")
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 def test_changed_files_are_named_and_moved_ones_are_not(tmp_path: Path) -> None:
     def resumed(name: str, *contents: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -273,6 +274,7 @@ def test_changed_files_are_named_and_moved_ones_are_not(tmp_path: Path) -> None:
     assert any("input/files have other names" in note for note in notes)
 
 
+@pytest.mark.finds("files-not-compared")
 def test_many_files_with_other_times_are_a_condition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(input_values, "_FILES_READ", 4)
     with pytest.raises(tiny.Stop):

@@ -246,6 +246,7 @@ def test_a_loop_without_a_dataset_trains_each_step_once(
     assert len(resumed.trained) == 4 * steps - stop + repeated
 
 
+@pytest.mark.finds("loop-begins")
 def test_of_a_first_epoch_whose_steps_are_unknown_a_resume_names_the_condition(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -305,6 +306,7 @@ def test_two_iterators_in_turn_are_saved_at_the_ends_of_epochs(tmp_path: Path) -
     assert found.trained == expected.trained[3:]
 
 
+@pytest.mark.finds("loop-twice")
 def test_a_save_within_a_second_pass_is_called_not_exact(tmp_path: Path) -> None:
     checkpointer = kdc.Checkpointer(tmp_path, model=Steps().model)
     checkpointer.restore()

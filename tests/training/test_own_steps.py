@@ -163,12 +163,14 @@ def test_the_optimizer_that_no_one_uses_stays_as_it_was(tmp_path: Path) -> None:
     assert not model.optimizer.built
 
 
+@pytest.mark.finds("object-state")
 def test_what_the_step_derives_from_restored_variables_is_not_that_of_its_first_trace(tmp_path: Path) -> None:
     make = [lambda adapt=adapt: fresh(lambda: Scaled(adapt=adapt), jit_compile=False) for adapt in (True, False)]
     reference, model, _ = resumed(tmp_path, *make)
     assert_same(reference, model)
 
 
+@pytest.mark.finds("slots-new")
 def test_an_optimizer_that_was_built_for_more_is_not_another_model(tmp_path: Path) -> None:
     tiny.interrupt(tmp_path, 1, 2, built=fresh(Part, jit_compile=False))
     model = fresh(Part, jit_compile=False)

@@ -108,6 +108,7 @@ def in_the_input(parts: Parts) -> Callable[[Any], None]:
     "make", [in_function, in_an_inner_function, in_a_replica, in_train_on_batch], ids=lambda make: make.__name__
 )
 @pytest.mark.in_gate(2)
+@pytest.mark.finds("step-random")
 def test_a_step_that_draws_by_tensorflow_is_not_exact(
     tmp_path: Path, make: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +121,7 @@ def test_a_step_that_draws_by_tensorflow_is_not_exact(
     assert "not exact" in capsys.readouterr().out
 
 
+@pytest.mark.finds("function-random")
 def test_a_function_beside_the_step_that_draws_is_a_condition(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ def test_what_made_it_another_model_is_named_with_both_cures(
     assert saved.items() <= files(tmp_path).items()
 
 
+@pytest.mark.finds("setting")
 def test_an_input_that_ends_early_with_another_batch_size_names_it(tmp_path: Path) -> None:
     x, y = tiny.data()
     with pytest.raises(tiny.Stop):

@@ -110,6 +110,7 @@ class AppliesAnother(keras.callbacks.Callback):
         self.model.another.iterations.assign_add(1)
 
 
+@pytest.mark.finds("variables-not-saved")
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 def test_an_optimizer_of_a_model_that_only_a_callback_uses_is_named(tmp_path: Path) -> None:
     def with_another() -> keras.Model:
@@ -134,6 +135,7 @@ class Refreshes(keras.callbacks.Callback):
         self.table.insert(tf.constant([0], tf.int64), tf.constant([0.5 / (epoch + 1)]))
 
 
+@pytest.mark.finds("table-read")
 def test_a_table_that_a_callback_changes_and_the_input_reads_ahead_is_a_condition(tmp_path: Path) -> None:
     def run(*callbacks: Any, reads: bool = True) -> None:
         table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 1.0)
@@ -164,6 +166,7 @@ def test_a_mutable_table_that_the_step_changes_is_restored(tmp_path: Path) -> No
     tiny.assert_same(model, reference)
 
 
+@pytest.mark.finds("step-operation", "unseen-state")
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 def test_a_queue_that_the_step_uses_is_not_exact_by_name(tmp_path: Path) -> None:
     _, restored = resumed(tmp_path, counting_in_a_queue)
@@ -180,8 +183,14 @@ class Evaluates(keras.callbacks.Callback):
         self.model.evaluate(self.dataset, verbose=0)
 
 
-@pytest.mark.in_gate(1)
-@pytest.mark.parametrize("is_shared", [True, False], ids=["the input's", "another"])
+@pytest.mark.parametrize(
+    "is_shared",
+    [
+        pytest.param(True, marks=pytest.mark.finds("reshuffled-by-reader")),
+        pytest.param(False, marks=pytest.mark.chaos),
+    ],
+    ids=["the input's", "another"],
+)
 def test_a_callback_that_can_read_the_shuffled_input_is_a_condition(tmp_path: Path, is_shared: bool) -> None:
     model = tiny.model()  # it sets the random seed, of which the datasets take a part
     rows = tf.data.Dataset.from_tensor_slices(tiny.data())
@@ -224,6 +233,7 @@ def noisy() -> tf.data.Dataset:
     ],
     ids=["shuffled", "shuffled before", "random", "of a generator"],
 )
+@pytest.mark.finds("passes-of-reader")
 def test_a_dataset_of_a_callbacks_own_whose_passes_differ_is_a_condition(
     tmp_path: Path, make: Callable[[], Any]
 ) -> None:
@@ -356,6 +366,7 @@ def test_without_a_global_seed_what_a_callback_draws_is_a_condition_unless_its_s
     assert ("may draw without a seed" in " ".join(restored.conditions)) == (draw is not by_numpy)
 
 
+@pytest.mark.finds("switch")
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 def test_a_switch_that_training_changes_is_not_exact_by_name(tmp_path: Path) -> None:
     class Switches(keras.callbacks.Callback):

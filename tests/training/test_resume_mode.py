@@ -92,9 +92,13 @@ def test_each_fit_of_a_loop_that_was_killed_returns_its_history(
     assert histories(tmp_path) == expected
 
 
-@pytest.mark.parametrize("trained", [1, 2])
-@pytest.mark.parametrize("anew", [False, True], ids=["one dataset", "a dataset for each fit"])
-@pytest.mark.in_gate(1)
+@pytest.mark.parametrize(
+    ("anew", "trained"),
+    [
+        pytest.param(False, 1, marks=pytest.mark.finds("same-dataset")),
+        *(pytest.param(*case, marks=pytest.mark.chaos) for case in ((False, 2), (True, 1), (True, 2))),
+    ],
+)
 def test_a_loop_killed_between_two_fits_has_no_condition_about_a_dataset_that_is_known(
     tmp_path: Path, anew: bool, trained: int
 ) -> None:
@@ -123,6 +127,7 @@ def test_a_loop_killed_between_two_fits_has_no_condition_about_a_dataset_that_is
         tiny.assert_same(model, loop_to(EPOCHS, None)[0])
 
 
+@pytest.mark.finds("model-is-later")
 def test_a_loop_that_sets_the_learning_rate_between_its_fits_resumes_exactly_if_it_looks_at_nothing_else(
     tmp_path: Path,
 ) -> None:
@@ -212,6 +217,7 @@ def test_a_rerun_deletes_the_backup_that_a_kill_at_the_end_left(
     )
 
 
+@pytest.mark.finds("of-another-training")
 def test_a_finished_backup_of_another_training_is_not_deleted(tmp_path: Path) -> None:
     tiny.fit(tiny.model(), tmp_path, options=KEEP)
     forget_runs()
@@ -222,6 +228,7 @@ def test_a_finished_backup_of_another_training_is_not_deleted(tmp_path: Path) ->
     assert files(tmp_path) == before
 
 
+@pytest.mark.finds("ran-no-step")
 def test_a_second_fit_of_the_same_model_in_a_finished_runs_directory_is_warned(tmp_path: Path) -> None:
     model = tiny.model()
     tiny.fit(model, tmp_path, options=KEEP)

@@ -74,6 +74,7 @@ def test_a_last_execution_with_fewer_batches_resumes_exactly(tmp_path: Path, kno
     assert history.history == expected.history
 
 
+@pytest.mark.finds("steps_per_execution")
 def test_another_steps_per_execution_is_labelled(tmp_path: Path) -> None:
     with pytest.raises(tiny.Stop):
         tiny.fit(several_steps(2), tmp_path, [tiny.StopAt(1, 4)], x=rows())
@@ -205,6 +206,7 @@ class MadeByTheFirstStep(WithPlainVariable):
         return super().call(x)
 
 
+@pytest.mark.finds("step-variables")
 def test_variables_that_do_not_exist_at_an_eager_resume_are_named(tmp_path: Path) -> None:
     with pytest.raises(tiny.Stop):
         tiny.fit(with_plain_variable(MadeByTheFirstStep(), eager=True), tmp_path, [tiny.StopAt(1, 2)])
@@ -281,6 +283,7 @@ def test_optimizers_with_a_state_of_their_own_resume_exactly(tmp_path: Path, mak
     assert history.history == expected.history
 
 
+@pytest.mark.finds("finished-averages")
 def test_more_epochs_after_a_run_that_finalized_its_weights_are_labelled(tmp_path: Path) -> None:
     def model() -> keras.Model:
         return tiny.model(optimizer=keras.optimizers.SGD(0.01, use_ema=True))

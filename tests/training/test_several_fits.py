@@ -92,6 +92,7 @@ def test_a_skipped_fit_restores_the_weights_and_leaves_the_backup(tmp_path: Path
     assert backup.restored.is_skipped
 
 
+@pytest.mark.finds("skipped", "results-of-skipped")
 def test_strict_refuses_to_skip_a_fit(tmp_path: Path) -> None:
     with pytest.raises(tiny.Stop):
         compiled_again(tmp_path, (1, 2))
@@ -316,6 +317,7 @@ def test_state_that_an_earlier_fit_of_a_loop_has_changed_is_restored(tmp_path: P
     tiny.assert_same(loop(tmp_path, None, EarlyRates()), loop(None, None, EarlyRates()))
 
 
+@pytest.mark.finds("callback-state")
 def test_what_an_earlier_fit_of_a_loop_could_not_save_is_named(tmp_path: Path) -> None:
     class Advances(keras.callbacks.Callback):
         def __init__(self) -> None:

@@ -145,6 +145,7 @@ def test_a_model_that_its_first_step_builds_resumes_exactly(
     tiny.assert_same(resumed, uninterrupted[name])
 
 
+@pytest.mark.finds("not-resumed")
 def test_an_eager_step_that_cannot_be_traced_starts_over_and_says_why(tmp_path: Path) -> None:
     make = MODELS["eager, and reads values"]
     tiny.interrupt(tmp_path / "backup", 1, 2, built=make())

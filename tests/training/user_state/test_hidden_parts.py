@@ -408,6 +408,7 @@ class ChangesUnseen(keras.callbacks.Callback):
 
 @pytest.mark.in_gate(1)
 @pytest.mark.parametrize(("epoch", "verdict"), [(0, "exact"), (1, "exact if")])
+@pytest.mark.finds("validation-copied")
 def test_arrays_that_changed_after_validation_copied_them_are_a_condition(
     tmp_path: Path, epoch: int, verdict: str
 ) -> None:

@@ -314,6 +314,7 @@ FUNCTIONS = [
 ]
 
 
+@pytest.mark.finds("writer-of-input")
 @pytest.mark.slow  # complete fits
 def test_a_callback_that_could_change_the_dataset_while_it_is_read_is_a_condition(tmp_path: Path) -> None:
     with pytest.raises(tiny.Stop):

@@ -67,6 +67,7 @@ def test_a_list_of_layers_may_be_changed_before_training(tmp_path: Path) -> None
     assert list(tmp_path.glob("commits/*.json"))
 
 
+@pytest.mark.finds("unseen-state-assertable")
 def test_a_dict_by_the_ids_of_objects_is_a_condition(tmp_path: Path) -> None:
     class Averages(keras.callbacks.Callback):
         def on_train_begin(self, logs: Any = None) -> None:

@@ -279,6 +279,7 @@ class Lowers(keras.callbacks.Callback):
         self.model.layers[1].factor.assign(0.5 ** (epoch + 1))
 
 
+@pytest.mark.finds("code")
 def test_a_variable_that_is_read_while_tensorflow_traces_is_a_condition(tmp_path: Path) -> None:
     def run(*callbacks: Any) -> None:
         inputs = keras.Input((6,))

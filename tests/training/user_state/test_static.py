@@ -58,6 +58,7 @@ class Simulation:
         raise AssertionError
 
 
+@pytest.mark.finds("unseen-state-of-callback")
 def test_a_get_state_that_raises_is_a_condition(tmp_path: Any) -> None:
     for epochs in (1, 2):
         backup = fit(tmp_path / "backup", Simulation(), epochs)
