@@ -19,7 +19,7 @@ Rule = Literal["all", "max_to_keep", "keep_best", "keep_every"]
 """Why something stays; `"all"` where no rule is given."""
 
 
-class Saved(Protocol):
+class Listed(Protocol):
     """What the rules look at."""
 
     @property
@@ -78,7 +78,7 @@ class Rules:
         return self.keep_every is not None or (self.max_to_keep or 0) + (self.keep_best or 0) > 1
 
 
-def kept(records: Sequence[Saved], rules: Rules) -> list[tuple[Rule, ...]]:
+def kept(records: Sequence[Listed], rules: Rules) -> list[tuple[Rule, ...]]:
     """Returns for each record the rules that keep it; none for what may be deleted."""
     newest = sorted(range(len(records)), key=lambda place: records[place].order, reverse=True)
     named: dict[Rule, Collection[int]] = {
@@ -90,7 +90,7 @@ def kept(records: Sequence[Saved], rules: Rules) -> list[tuple[Rule, ...]]:
     return [tuple(rule for rule, places in named.items() if place in places) for place in range(len(records))]
 
 
-def ranked(records: Sequence[Saved], monitor: str | None, mode: Mode) -> list[int]:
+def ranked(records: Sequence[Listed], monitor: str | None, mode: Mode) -> list[int]:
     """Returns where the records with a value of the monitored quantity are, the best first; of equal ones the older."""
     sign = 1 if mode == "min" else -1
     values = {
@@ -101,7 +101,7 @@ def ranked(records: Sequence[Saved], monitor: str | None, mode: Mode) -> list[in
     return sorted(values, key=lambda place: (values[place], records[place].order))
 
 
-def _first_of_each(records: Sequence[Saved], every: int) -> list[int]:
+def _first_of_each(records: Sequence[Listed], every: int) -> list[int]:
     """Where the first record at or after each multiple of `every` epochs is.
 
     What a restarted run trains again takes the place of what the run before it left of the same epoch.

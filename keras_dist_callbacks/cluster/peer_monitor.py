@@ -160,7 +160,6 @@ _PASSED_ON = re.compile(r"lost: (.*?)(?: \[type\.googleapis|\n|$)")
 _FAREWELL = re.compile(r"worker ([0-9]{1,5}) ended with (.*?)(?: \[type\.googleapis|\n|$)")
 KEY = "kdc/lost"
 """Under which the coordination service keeps what is known of a lost worker."""
-_ENDED = "has ended: its port is closed"
 _SILENT = "sends no heartbeats: it has ended, is frozen or is disconnected"
 _CONNECT_SECONDS = 1.0
 _ANSWER_SECONDS = 3.0
@@ -242,20 +241,21 @@ def report_lost_tasks(role: Role, tasks: list[tuple[str, int]]) -> str | None:
     workers = [worker for worker in known if worker not in (None, role.worker_index)]
     if not workers:
         return None
-    states = _states(role, workers)
-    who = "; ".join(f"{_named(role, worker)} {states[worker] or _SILENT}" for worker in workers)
+    errors = _port_errors(role, workers)
+    who = "; ".join(f"{_named(role, worker)} {_in_words(errors[worker], _SILENT)}" for worker in workers)
     _say(f"lost: {who}")
     return who
 
 
 def describe_unresponsive(role: Role, worker: int) -> str:
     """Returns the words for a lost worker that does not answer."""
-    return f"{_named(role, worker)} {_state(role.addresses[worker]) or 'does not answer: it is frozen or disconnected'}"
+    found = _in_words(_port_error(role.addresses[worker]), "does not answer: it is frozen or disconnected")
+    return f"{_named(role, worker)} {found}"
 
 
 def has_ended(role: Role, worker: int) -> bool:
     """Returns whether nothing listens on a worker's port any more."""
-    return _state(role.addresses[worker]) == _ENDED
+    return isinstance(_port_error(role.addresses[worker]), ConnectionRefusedError)
 
 
 def _who(role: Role, text: str) -> str:
@@ -265,14 +265,15 @@ def _who(role: Role, text: str) -> str:
         return f"{_named(role, int(farewell[1]))} reported that it ended with {farewell[2]}"
     reported = {worker for job, index in _TASK.findall(text) if (worker := _worker(role, job, int(index))) is not None}
     reported.discard(role.worker_index)
-    states = _states(role, [worker for worker in range(role.num_workers) if worker != role.worker_index])
+    errors = _port_errors(role, [worker for worker in range(role.num_workers) if worker != role.worker_index])
     # Where all that are named still listen, it may be the chief that is lost: who is cut off from it ends its step, and
     # is named, and the chief is not. Only a chief that still listens can be cut off; one that has ended may have done
     # so because of the worker that is named.
-    if reported and not any(states[worker] for worker in reported) and states.get(0, _ENDED) != _ENDED:
+    chief_may_listen = not role.is_chief and not isinstance(errors[0], ConnectionRefusedError)
+    if reported and chief_may_listen and not any(errors[worker] for worker in reported):
         reported = reported if _service_answers(role) else set()
-    lost = [f"{_named(role, worker)} {states[worker] or _SILENT}" for worker in reported]
-    lost = lost or [f"{_named(role, worker)} {state}" for worker, state in states.items() if state]
+    lost = [f"{_named(role, worker)} {_in_words(errors[worker], _SILENT)}" for worker in reported]
+    lost = lost or [f"{_named(role, worker)} {_in_words(error, _SILENT)}" for worker, error in errors.items() if error]
     if not lost and not _service_answers(role):
         return describe_unresponsive(role, 0)
     first = text.partition("\n")[0][:_LONGEST_REASON]
@@ -315,18 +316,23 @@ def _worker(role: Role, job: str, index: int) -> int | None:
     return None
 
 
-def _states(role: Role, workers: Sequence[int]) -> dict[int, str]:
-    """Returns what is known of some workers, asked at the same time."""
+def _port_errors(role: Role, workers: Sequence[int]) -> dict[int, OSError | None]:
+    """Returns why some workers cannot be connected to, asked at the same time."""
     with ThreadPoolExecutor(len(workers)) as pool:
-        return dict(zip(workers, pool.map(_state, [role.addresses[worker] for worker in workers]), strict=True))
+        return dict(zip(workers, pool.map(_port_error, [role.addresses[worker] for worker in workers]), strict=True))
 
 
-def _state(address: str) -> str:
-    """Returns what is known of a worker from its port; empty if it listens."""
+def _port_error(address: str) -> OSError | None:
+    """Returns why a worker's port cannot be connected to; a refusal means that it has ended. None if it listens."""
     try:
         socket.create_connection(split_address(address), _CONNECT_SECONDS).close()
-    except ConnectionRefusedError:
-        return _ENDED
     except OSError as error:
-        return f"cannot be reached: {error.strerror or 'no answer'}"
-    return ""
+        return error
+    return None
+
+
+def _in_words(error: OSError | None, if_it_listens: str) -> str:
+    if error is None:
+        return if_it_listens
+    is_refused = isinstance(error, ConnectionRefusedError)
+    return "has ended: its port is closed" if is_refused else f"cannot be reached: {error.strerror or 'no answer'}"

@@ -13,7 +13,7 @@ from tests.support.retention_table import TABLE, VALUES, Given
 
 
 @dataclass(frozen=True)
-class Saved:
+class Listed:
     epoch: int
     value: float | None = None
     generation: int = 1
@@ -25,10 +25,10 @@ class Saved:
         return self.generation, self.sequence or self.epoch
 
 
-EPOCHS = [Saved(epoch, value) for epoch, value in enumerate(VALUES, 1)]
+EPOCHS = [Listed(epoch, value) for epoch, value in enumerate(VALUES, 1)]
 
 
-def epochs(records: list[Saved], rules: Rules) -> list[int]:
+def epochs(records: list[Listed], rules: Rules) -> list[int]:
     return [one.epoch for one, why in zip(records, kept(records, rules), strict=True) if why]
 
 
@@ -55,11 +55,11 @@ def test_the_mode_decides_and_of_equal_values_the_earlier_is_better() -> None:
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])
 def test_what_has_no_finite_value_is_never_among_the_best(value: float | None) -> None:
-    assert epochs([Saved(1, value)], Rules(keep_best=5, monitor="loss")) == []
+    assert epochs([Listed(1, value)], Rules(keep_best=5, monitor="loss")) == []
 
 
 def test_the_values_of_another_quantity_do_not_count() -> None:
-    records = [Saved(1, 0.1, monitor="accuracy"), Saved(2, 0.5)]
+    records = [Listed(1, 0.1, monitor="accuracy"), Listed(2, 0.5)]
     assert epochs(records, Rules(keep_best=2, monitor="loss")) == [2]
 
 
@@ -72,17 +72,17 @@ def test_the_values_of_another_quantity_do_not_count() -> None:
     ],
 )
 def test_the_first_record_at_or_after_each_multiple_stays(saved: list[int], stay: list[int]) -> None:
-    assert epochs([Saved(epoch) for epoch in saved], Rules(keep_every=5)) == stay
+    assert epochs([Listed(epoch) for epoch in saved], Rules(keep_every=5)) == stay
 
 
 def test_within_an_epoch_the_first_record_stays_and_a_restarted_run_takes_its_place() -> None:
-    records = [Saved(5, sequence=8), Saved(5, sequence=9), Saved(6, sequence=10)]
+    records = [Listed(5, sequence=8), Listed(5, sequence=9), Listed(6, sequence=10)]
     assert [bool(why) for why in kept(records, Rules(keep_every=5))] == [True, False, False]
     again = [*records, dataclasses.replace(records[1], generation=2)]
     assert [bool(why) for why in kept(again, Rules(keep_every=5))] == [False, False, False, True]
 
 
 def test_a_run_that_starts_again_at_an_early_epoch_keeps_its_own_milestones() -> None:
-    earlier = [Saved(5), Saved(10)]
-    assert epochs([*earlier, Saved(6, generation=2)], Rules(keep_every=5)) == [5, 10]
-    assert epochs([earlier[1], Saved(5, generation=2)], Rules(keep_every=5)) == [10, 5]
+    earlier = [Listed(5), Listed(10)]
+    assert epochs([*earlier, Listed(6, generation=2)], Rules(keep_every=5)) == [5, 10]
+    assert epochs([earlier[1], Listed(5, generation=2)], Rules(keep_every=5)) == [10, 5]

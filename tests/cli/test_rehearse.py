@@ -19,7 +19,7 @@ import pytest
 from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.cli.rehearsal import command, report
 from keras_dist_callbacks.cli.rehearsal.rehearse import Rehearsal, Rehearsing
-from keras_dist_callbacks.cli.rehearsal.runs import RecordedAttempt, Run, Runner, Settings
+from keras_dist_callbacks.cli.rehearsal.runs import RecordedAttempt, RehearsedRun, Runner, Settings
 from keras_dist_callbacks.launch import guard
 from keras_dist_callbacks.rehearsal.plan import VARIABLE, Kill
 from keras_dist_callbacks.storage.storage import Storage
@@ -73,9 +73,9 @@ class Runs:
         self.states, self.steps, self.validates = states or {}, steps or {}, validates
         self.kills: list[Kill] = []
         self.broken: dict[str, dict[str, Any]] = {}
-        self.replaced: dict[str, Run] = {}
+        self.replaced: dict[str, RehearsedRun] = {}
 
-    def run(self, name: str, kills: Sequence[Kill] = ()) -> Run:
+    def run(self, name: str, kills: Sequence[Kill] = ()) -> RehearsedRun:
         if name in self.replaced:
             return self.replaced[name]
         place = self.directory / name
@@ -88,7 +88,7 @@ class Runs:
             attempts.append(RecordedAttempt(kill, codes, 100.0, 5.0, [records], self.directory / "output.log"))
         if name in self.broken:
             attempts[-1] = replace(attempts[-1], **self.broken[name])
-        return Run(name, tuple(attempts))
+        return RehearsedRun(name, tuple(attempts))
 
     def _save(self, name: str, store: Any, steps: int) -> None:
         kernel = np.full(3, self.values.get(name, 1.0))
@@ -190,7 +190,7 @@ def test_a_restart_that_fails_is_code_1_with_its_output(tmp_path: Path) -> None:
 def test_a_third_run_that_fails_before_it_is_killed_is_code_2(tmp_path: Path) -> None:
     runs = Runs(tmp_path)
     attempt = RecordedAttempt("backup", (1,), 100.0, 5.0, [[]], tmp_path / "output.log")
-    runs.replaced["killed"] = Run("killed", (attempt,))
+    runs.replaced["killed"] = RehearsedRun("killed", (attempt,))
     found = judge(runs)
     assert (found.exit_code, found.resumes) == (2, ())
     assert "fails by itself in its third run" in found.summary
@@ -199,7 +199,7 @@ def test_a_third_run_that_fails_before_it_is_killed_is_code_2(tmp_path: Path) ->
 def test_a_run_that_is_never_killed_is_code_2(tmp_path: Path) -> None:
     runs = Runs(tmp_path)
     ended = runs.run("uninterrupted-0").attempts
-    runs.replaced["killed"] = Run("killed", (replace(ended[0], kill="backup"),))
+    runs.replaced["killed"] = RehearsedRun("killed", (replace(ended[0], kill="backup"),))
     found = judge(runs)
     assert found.exit_code == 2
     assert "never killed" in found.summary

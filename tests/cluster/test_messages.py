@@ -163,7 +163,7 @@ def test_junk_in_place_of_an_answer_to_it_does_too(published: dict[str, str], an
 def test_nonsense_about_a_lost_worker_names_no_one(
     published: dict[str, str], monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
-    monkeypatch.setattr(peer_monitor, "_state", lambda address: "")
+    monkeypatch.setattr(peer_monitor, "_port_error", lambda address: None)
     assert "worker 1" not in peer_monitor.parse_report(CHIEF, told)
     assert not peer_monitor.is_own_report(CHIEF, told)
 
@@ -171,18 +171,18 @@ def test_nonsense_about_a_lost_worker_names_no_one(
 @pytest.mark.parametrize(
     ("chief", "answers", "expected"),
     [
-        ("cannot be reached: timed out", False, r"^the chief \(.*\) cannot be reached: timed out$"),
-        ("", False, r"^the chief \(.*\) does not answer: it is frozen or disconnected$"),
-        ("", True, r"^worker 1 \(.*\) sends no heartbeats"),
-        (peer_monitor._ENDED, False, r"^worker 1 \(.*\) sends no heartbeats"),
+        (OSError(110, "timed out"), False, r"^the chief \(.*\) cannot be reached: timed out$"),
+        (None, False, r"^the chief \(.*\) does not answer: it is frozen or disconnected$"),
+        (None, True, r"^worker 1 \(.*\) sends no heartbeats"),
+        (ConnectionRefusedError(), False, r"^worker 1 \(.*\) sends no heartbeats"),
     ],
 )
 def test_a_worker_that_listens_is_not_named_where_the_chief_is_cut_off(
-    monkeypatch: pytest.MonkeyPatch, chief: str, answers: bool, expected: str
+    monkeypatch: pytest.MonkeyPatch, chief: OSError | None, answers: bool, expected: str
 ) -> None:
     """An error of a step names the worker that ended it first, who may have lost the chief as well."""
     addresses = ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")
-    monkeypatch.setattr(peer_monitor, "_state", lambda address: chief if address == addresses[0] else "")
+    monkeypatch.setattr(peer_monitor, "_port_error", lambda address: chief if address == addresses[0] else None)
     monkeypatch.setattr(peer_monitor, "_service_answers", lambda role: answers)
     told = "Collective ops is aborted by: /job:worker/replica:0/task:1 is unavailable"
     assert re.search(expected, peer_monitor.parse_report(Cluster("worker", 2, 2, addresses), told))

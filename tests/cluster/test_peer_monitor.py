@@ -57,7 +57,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     monkeypatch.setattr(shared(messaging.Peers), "lost", None)
     monkeypatch.setattr(shared(messaging.Peers), "heartbeat_timeout", 1.0)
     monkeypatch.setattr(peer_monitor, "_POLL_SECONDS", 0.1)
-    monkeypatch.setattr(peer_monitor, "_state", lambda address: "")
+    monkeypatch.setattr(peer_monitor, "_port_error", lambda address: None)
     yield made
     made.frozen = False
     thread = next(iter(shared(peer_monitor.PeerMonitor).threads), None)

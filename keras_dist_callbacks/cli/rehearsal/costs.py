@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from keras_dist_callbacks.backups.codec import tensor_bytes
 from keras_dist_callbacks.backups.snapshot import Manifest
 from keras_dist_callbacks.cli.rehearsal.comparison import RunBackups
-from keras_dist_callbacks.cli.rehearsal.runs import RecordedAttempt, Run
+from keras_dist_callbacks.cli.rehearsal.runs import RecordedAttempt, RehearsedRun
 from keras_dist_callbacks.options import MAX_OVERHEAD
 from keras_dist_callbacks.rehearsal.records import Record
 
@@ -42,7 +42,7 @@ class Costs:
     lost_seconds: float
 
 
-def measure(uninterrupted: Sequence[Run], killed: Run, backups: RunBackups) -> Costs | None:
+def measure(uninterrupted: Sequence[RehearsedRun], killed: RehearsedRun, backups: RunBackups) -> Costs | None:
     """The costs in the first fit of each run; None where there are too few steps.
 
     Args:

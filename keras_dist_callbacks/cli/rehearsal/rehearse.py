@@ -13,7 +13,7 @@ from keras_dist_callbacks.cli.rehearsal import causes, comparison, costs
 from keras_dist_callbacks.cli.rehearsal.causes import Restart
 from keras_dist_callbacks.cli.rehearsal.comparison import Difference, RunBackups
 from keras_dist_callbacks.cli.rehearsal.costs import Costs
-from keras_dist_callbacks.cli.rehearsal.runs import RecordedAttempt, Run, Runner
+from keras_dist_callbacks.cli.rehearsal.runs import RecordedAttempt, RehearsedRun, Runner
 from keras_dist_callbacks.rehearsal.plan import Kill
 from keras_dist_callbacks.storage.storage import Storage
 
@@ -107,7 +107,7 @@ class Rehearsing:
     ) -> None:
         self._runner, self._kills = runner, kills
         self._open, self._progress = open_storage, progress
-        self._runs: list[Run] = []
+        self._runs: list[RehearsedRun] = []
 
     def __call__(self) -> Rehearsal:
         """Runs everything; raises what reading the backups does."""
@@ -130,12 +130,12 @@ class Rehearsing:
         killed = self._run("killed", kills)
         return self._judge(killed)
 
-    def _run(self, name: str, kills: Sequence[Kill] = ()) -> Run:
+    def _run(self, name: str, kills: Sequence[Kill] = ()) -> RehearsedRun:
         self._progress(name + (f", {len(kills)} times" if kills else ""))
         self._runs.append(self._runner.run(name, kills))
         return self._runs[-1]
 
-    def _judge(self, killed: Run) -> Rehearsal:
+    def _judge(self, killed: RehearsedRun) -> Rehearsal:
         first, second = self._runs[:2]
         known = Rehearsal(EQUAL, "", fits=tuple(_fits(first.attempts[0])), resumes=tuple(_resumes(killed)))
         if killed.failed is not None:
@@ -157,7 +157,7 @@ class Rehearsing:
             )  # fmt: skip
         return _compare_with_killed(replace(known, unstable=tuple(sorted(unstable))), ones, ends, gaps)
 
-    def _backups(self, run: Run) -> list[RunBackups]:
+    def _backups(self, run: RehearsedRun) -> list[RunBackups]:
         return [RunBackups.read(BackupStore(self._open(place))) for place in run.places]
 
 
@@ -183,7 +183,7 @@ def _how_it_ended(attempt: RecordedAttempt) -> str:
     return f"it ended with {codes}"
 
 
-def _chosen(count: int, run: Run) -> list[Kill]:
+def _chosen(count: int, run: RehearsedRun) -> list[Kill]:
     validates = run.attempts[0].events("fit")[0]["validates"]
     return [kill for kill in _KILLS if validates or kill != "validation"][:count]
 
@@ -195,7 +195,7 @@ def _fits(attempt: RecordedAttempt) -> list[Fit]:
     ]
 
 
-def _resumes(killed: Run) -> list[Restart]:
+def _resumes(killed: RehearsedRun) -> list[Restart]:
     found = []
     for before, after in itertools.pairwise(killed.attempts):
         restored = after.events("restored", 1)
@@ -208,7 +208,7 @@ def _resumes(killed: Run) -> list[Restart]:
     return found
 
 
-def _files(runs: Sequence[Run]) -> list[str]:
+def _files(runs: Sequence[RehearsedRun]) -> list[str]:
     """What the script opens by itself, in the order in which it does."""
     processes = [process for run in runs for attempt in run.attempts for process in attempt.records]
     return list(dict.fromkeys(r["path"] for process in processes for r in process if r["event"] == "file"))

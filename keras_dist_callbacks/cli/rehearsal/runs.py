@@ -97,7 +97,7 @@ class RecordedAttempt:
 
 
 @dataclass(frozen=True)
-class Run:
+class RehearsedRun:
     """One training: one attempt, or several where it was killed.
 
     Attributes:
@@ -135,7 +135,7 @@ class Runner:
         self._settings = settings
         self._numbers = itertools.count(1)
 
-    def run(self, name: str, kills: Sequence[Kill] = ()) -> Run:
+    def run(self, name: str, kills: Sequence[Kill] = ()) -> RehearsedRun:
         """One run, restarted after each kill, to its end or until an attempt fails.
 
         Args:
@@ -150,7 +150,7 @@ class Runner:
             if not attempts[-1].was_killed or attempts[-1].has_failed:
                 break
         out.rename(out.with_name(f"out-{name}"))
-        return Run(name, tuple(attempts))
+        return RehearsedRun(name, tuple(attempts))
 
     def _attempt(self, name: str, kill: Kill | None) -> RecordedAttempt:
         settings, number = self._settings, next(self._numbers)
