@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -195,7 +196,9 @@ def make_or_restore_model(
         model.fit(x, y, epochs=10, initial_epoch=origin.initial_epoch if origin else 0, callbacks=[saving])
         ```
     """
-    _require_function(build_fn)
+    if hasattr(build_fn, "get_weights"):
+        raise ConfigError("build_fn is a model; pass the function that builds the model")
+    validation.function("build_fn", build_fn, "a function that returns a model")
     keras_in_use.require_backend()
     build_fn = _of_this_keras(build_fn)
     compile, objects = validation.check("compile", compile, bool), validation.mapping("custom_objects", custom_objects)
@@ -222,10 +225,15 @@ def make_or_restore_model(
             model, found = _load_weights(build_fn(), path, shown, weights_only)
         else:
             model, found = _load_model(build_fn, path, shown, objects, compile, weights_only)
-    _report_missing(model, warns=cluster.is_chief)
+    from keras_dist_callbacks._compat.variables import missing_in_files
+
+    missing = missing_in_files(model)  # on all workers: that may read a metric's variable on all of them
+    if missing and cluster.is_chief:
+        warn(missing_in_words(missing))
     _note_origin(model, shown, record.epoch, record.step, found, weights_only, warns=cluster.is_chief)
     how = f"; without BackupAndRestore, give fit() initial_epoch={record.epoch}" if record.epoch else ""
-    rates, what = _rates_in_words(model), _restored_in_words(weights_only)
+    rates = _rates_in_words(model)
+    what = f"not exact: {_NEW_OPTIMIZER}; weights restored" if weights_only else "model restored"
     say(f"{what} from {shown} ({record.epoch} epochs finished, step {record.step}{rates}){how}", verbose=verbose)
     return model
 
@@ -256,10 +264,6 @@ def _note_origin(
     model._kdc_origin = model._kdc_restored_from = origin
     if found and warns:
         warn(f"not exact: {path}: {'; '.join(findings.sentences(found))}")
-
-
-def _restored_in_words(weights_only: bool) -> str:
-    return f"not exact: {_NEW_OPTIMIZER}; weights restored" if weights_only else "model restored"
 
 
 def _training_cluster() -> Cluster:
@@ -311,11 +315,26 @@ def _restore_latest_loadable(
     for fields in cluster.broadcast([vars(checkpoint) for checkpoint in present], _ADOPTING, kind=list[dict[str, Any]]):
         checkpoint = ForeignCheckpoint(**{**fields, "files": tuple(fields["files"])})
         _copy(cluster, storage, checkpoint.files, into)
-        model, found, reason = _try_to_load(cluster, loaders[checkpoint.kind], into / checkpoint.name)
-        if reason is None:
-            _report_skipped(cluster, storage, reasons)
-            return model, found, checkpoint
-        reasons.append(f"{storage.display(checkpoint.name)}: {reason}")
+        model, reason = None, None
+        found: list[Finding] = []
+        try:
+            model, found = loaders[checkpoint.kind](into / checkpoint.name)
+        except (ConfigError, StorageError):
+            raise  # build_fn's model or the temporary directory is at fault, not the file
+        except Exception as error:  # noqa: BLE001 - Keras' and TensorFlow's readers have errors of many types; all are reported
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+        # It is used where all workers could load it, else the reason of the first one that could not is given.
+        answers = cluster.gather(reason, _ADOPTING, _TIMEOUT, kind=str | None)
+        reason = next((answer for answer in answers if answer is not None), None)
+        if reason is not None:
+            reasons.append(f"{storage.display(checkpoint.name)}: {reason}")
+            continue
+        if reasons and cluster.is_chief:
+            warn(
+                f"newer checkpoints in {storage.display()} could not be loaded and are skipped: {'; '.join(reasons)}",
+                UserWarning,
+            )
+        return model, found, checkpoint
     if reasons:
         what = f"no checkpoint of another tool in {storage.display()} loads: {'; '.join(reasons)}"
         raise BackupMismatchError(f"{what}. Fix build_fn, or remove adopt=True to start with a new model")
@@ -334,28 +353,6 @@ def _copy(cluster: Cluster, storage: Storage, files: Sequence[str], into: Path) 
 def _digest(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
-
-
-def _try_to_load(cluster: Cluster, load: Load, path: Path) -> tuple[Any, list[Finding], str | None]:
-    """What `load` returns, and the error of the first worker that could not load the file."""
-    model, reason = None, None
-    found: list[Finding] = []
-    try:
-        model, found = load(path)
-    except (ConfigError, StorageError):
-        raise  # build_fn's model or the temporary directory is at fault, not the file
-    except Exception as error:  # noqa: BLE001 - Keras' and TensorFlow's readers have errors of many types; all are reported
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
-    reasons = cluster.gather(reason, _ADOPTING, _TIMEOUT, kind=str | None)
-    return model, found, next((reason for reason in reasons if reason is not None), None)
-
-
-def _report_skipped(cluster: Cluster, storage: Storage, reasons: Sequence[str]) -> None:
-    if reasons and cluster.is_chief:
-        warn(
-            f"newer checkpoints in {storage.display()} could not be loaded and are skipped: {'; '.join(reasons)}",
-            UserWarning,
-        )
 
 
 def _say_adopted(
@@ -382,6 +379,7 @@ def _say_adopted(
 def _same_on_all(
     cluster: Cluster, storage: Storage, template: str | None, into: Path, *, warns: bool
 ) -> Checkpoint | None:
+    """Copies the newest intact checkpoint, which the chief chooses, to each worker; None without one."""
     chosen = cluster.on_chief(lambda: files.latest_verified(storage, template, into=into), _TAG, _TIMEOUT)
     if chosen is None and cluster.is_chief and warns:
         _report_foreign(storage)
@@ -389,25 +387,18 @@ def _same_on_all(
     if fields is None:
         return None
     agreed: Checkpoint = validation.convert(fields, Checkpoint)
-    cluster.agree(lambda: None if cluster.is_chief else _fetch_exactly(storage, agreed, into), _TAG, _TIMEOUT)
-    return agreed
 
-
-def _fetch_exactly(storage: Storage, agreed: Checkpoint, into: Path) -> None:
-    try:
-        found = files.fetch(storage, agreed.name, into)
-    except FileNotFoundError:
+    def fetch() -> None:
         found = None
-    if found != agreed:
-        raise BackupMismatchError(
-            f"{storage.display(agreed.name)} was replaced or deleted while the workers were loading it"
-        )
+        with contextlib.suppress(FileNotFoundError):
+            found = files.fetch(storage, agreed.name, into)
+        if found != agreed:
+            raise BackupMismatchError(
+                f"{storage.display(agreed.name)} was replaced or deleted while the workers were loading it"
+            )
 
-
-def _require_function(build_fn: Any) -> None:
-    if hasattr(build_fn, "get_weights"):
-        raise ConfigError("build_fn is a model; pass the function that builds the model")
-    validation.function("build_fn", build_fn, "a function that returns a model")
+    cluster.agree(lambda: None if cluster.is_chief else fetch(), _TAG, _TIMEOUT)
+    return agreed
 
 
 def _load_model(
@@ -465,15 +456,6 @@ def missing_in_words(missing: Sequence[tuple[str, Any]]) -> str:
     """Says which variables of a model no checkpoint file holds."""
     names = ", ".join(first_few([name for name, _ in missing]))
     return f"checkpoint files hold no values of {names}, which Keras does not write: they stay as the model has them"
-
-
-def _report_missing(model: Any, *, warns: bool) -> None:
-    """All workers look: that may read a metric's variable on all of them."""
-    from keras_dist_callbacks._compat.variables import missing_in_files
-
-    missing = missing_in_files(model)
-    if missing and warns:
-        warn(missing_in_words(missing))
 
 
 def _keep_compiled_rates(model: Any) -> None:
