@@ -18,7 +18,6 @@ import tensorflow as tf
 from keras.src.saving import saving_lib
 from tensorflow.core.protobuf import trackable_object_graph_pb2 as graphs
 
-from keras_dist_callbacks._compat import model_config
 from keras_dist_callbacks._compat.building import inner_of
 from keras_dist_callbacks._compat.model_parts import makes_own_step
 from keras_dist_callbacks._compat.variables import optimizers_within
@@ -43,17 +42,16 @@ def prepare(model: Any, config: Mapping[str, Any], custom_objects: Mapping[str, 
             model.compile_from_config(config["compile_config"])
 
 
-def differences(model: Any, config: Mapping[str, Any], *, compiled: bool) -> list[tuple[str, ...]]:
-    """Returns what differs between the model of a file and a model: codes of findings, with what fills them."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Keras' own, as when it saves
-            now = json.loads(saving_lib._serialize_model_as_json(model)[0])
-    except Exception as error:  # noqa: BLE001 - get_config of the user's classes
-        return [("model-not-compared", f"{type(error).__name__}: {error}")]
-    before, after = (model_config.file_facts(item, compiled=compiled) for item in (config, now))
-    names = [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
-    return [("model-differs", name, before.get(name, "absent"), after.get(name, "absent")) for name in names]
+def config_of(model: Any) -> dict[str, Any]:
+    """Returns the configuration of a model as a file would hold it.
+
+    Raises:
+        Exception: What `get_config` of a class of the user's raises.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras' own, as when it saves
+        config: dict[str, Any] = json.loads(saving_lib._serialize_model_as_json(model)[0])
+        return config
 
 
 class StateMismatchError(ValueError):

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import graphs, rng
 from keras_dist_callbacks.process import Shared, shared
@@ -76,6 +78,80 @@ def bytes_held(dataset: Any) -> int:
     held = [tensor for stage in found for tensor in vars(stage).values()]
     held += [tensor for stage in found for function in _functions(stage) for tensor in _captures(function)]
     return sum({id(tensor): _size(tensor) for tensor in held}.values())
+
+
+def tensors_of(stage: Any) -> list[Any]:
+    """Returns the tensors that a stage was made from, ragged and sparse ones as the user gave them.
+
+    Those of the dataset of file names that a stage reads are among them.
+    """
+    import tensorflow as tf
+    from tensorflow.python.data.util import structure
+
+    names = getattr(stage, "_filenames", None)
+    of_names = [t for one in stages(names) for t in tensors_of(one)] if hasattr(names, "_inputs") else []
+    single = [tensor for tensor in (getattr(stage, "_tensor", None),) if tensor is not None]
+    tensors = [*getattr(stage, "_tensors", ()), *single]
+    if not any(tensor.dtype == tf.variant for tensor in tensors):
+        return [*tensors, *of_names]
+    spec = stage.element_spec
+    if "Slice" in type(stage).__name__:
+        rows = tensors[0].shape[0]
+        spec = tf.nest.map_structure(lambda one: one._batch(rows), spec, expand_composites=False)
+    return [*tf.nest.flatten(structure.from_tensor_list(spec, tensors)), *of_names]
+
+
+_NO_SETTINGS = (
+    *("_name", "_metadata", "_use_inter_op_parallelism", "_preserve_cardinality", "_force_synchronous", "_filenames"),
+    *("_seed", "_seed2"),
+)
+
+
+def settings(stage: Any) -> dict[str, str]:
+    """Returns the numbers and texts that a stage was made with, and the seeds of random operations in its functions."""
+    import tensorflow as tf
+
+    found = {}
+    for name, value in vars(stage).items():
+        if tf.is_tensor(value) and value.shape.rank == 0 and value.dtype.is_numpy_compatible:
+            value = value.numpy()
+        if isinstance(value, bytes):
+            value = value.decode(errors="replace")
+        if isinstance(value, bool | int | float | str | np.generic) and name not in _NO_SETTINGS:
+            found[name.strip("_")] = str(value)
+    for function in _functions(stage):
+        found.update({f"seed of {op}": seeds for op, seeds in graphs.seeds(function.function.graph).items()})
+    return found
+
+
+def seeds_of(stage: Any) -> dict[str, str]:
+    """Returns the two seeds of a stage that draws by itself."""
+    import tensorflow as tf
+
+    found = {name: tf.get_static_value(vars(stage).get(f"_{name}")) for name in ("seed", "seed2")}
+    return {name: str(value) for name, value in found.items() if value is not None}
+
+
+def held_by_functions(stage: Any) -> list[list[Any]]:
+    """Returns the tensors that each function of a stage captured, without handles."""
+    return [[t for t in _captures(f) if t.dtype.name not in ("resource", "variant")] for f in _functions(stage)]
+
+
+def is_source(stage: Any) -> bool:
+    """Returns whether a stage reads from outside of the pipeline; not of the function of a distributed dataset."""
+    return hasattr(stage, "_inputs") and not stage._inputs()
+
+
+def range_of(stage: Any) -> str | None:
+    """Returns start, end and step of the range that `Dataset.enumerate` hides in a dataset without a class."""
+    import tensorflow as tf
+
+    if kind_of(stage) != "Variant":
+        return None
+    nodes = tf.compat.v1.GraphDef.FromString(stage._as_serialized_graph().numpy()).node
+    if not {node.op for node in nodes} <= {"Const", "RangeDataset", "_Retval"}:
+        return None
+    return str([tf.make_ndarray(node.attr["value"].tensor).item() for node in nodes if node.op == "Const"])
 
 
 def seeded_reshuffles(dataset: Any) -> list[Any]:

@@ -96,6 +96,31 @@ class RunningFit:
         """What the user passed as `x`."""
         return self.argument("x")
 
+    @property
+    def kind_of_input(self) -> str:
+        """What Keras takes the input for: "ArrayData", "TFDataset", "PyDataset", "GeneratorData", ..."""
+        return type(self.epoch_iterator.data_adapter).__name__.removesuffix("Adapter")
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """Inputs, targets and weights as Keras reads them from arrays, as far as there are any; empty of other inputs.
+
+        Of `class_weight` Keras makes weights.
+        """
+        given = self.epoch_iterator.data_adapter._inputs if self.kind_of_input == "ArrayData" else ()
+        return given if isinstance(given, tuple) else (given,)
+
+    @property
+    def batch_size(self) -> int | None:
+        """How many rows of arrays are a batch; None of any other input."""
+        return int(self.epoch_iterator.data_adapter.batch_size) if self.arrays else None
+
+    @property
+    def shuffle(self) -> bool | str | None:
+        """How Keras shuffles arrays, or the batches of a PyDataset; None of any other input."""
+        adapter, names = self.epoch_iterator.data_adapter, {"ArrayData": "_shuffle", "PyDataset": "shuffle"}
+        return getattr(adapter, names[self.kind_of_input]) if self.kind_of_input in names else None
+
     def set_dataset(self, dataset: Any) -> None:
         """Makes the next epoch iterate over another dataset; between epochs.
 

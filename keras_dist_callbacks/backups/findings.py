@@ -224,25 +224,22 @@ CATALOG: Mapping[str, Row] = {
     ),
     # --- edits of the script
     "setting": Row("lost", "{0} changed from {1} to {2}"),
-    "setting-new": Row("lost", "{0} is new: {1}"),
-    "setting-gone": Row("lost", "{0} is missing now: it was {1}"),
-    "rate-kept": Row(
-        "lost", f"{_RATE} stays in force", f"to set the new one, add {_SCHEDULER}, which sets it in each epoch"
+    "other-training": Row(
+        "lost",
+        "{0} changed from {1} to {2}",
+        "build and compile the model as before to resume, or use another directory to start again",
     ),
-    "rate-kept-plateau": Row(
+    "rate-kept": Row(
         "lost",
         f"{_RATE} stays in force",
-        f"to set the new one, add {_SCHEDULER} in the place of ReduceLROnPlateau, which sets it in each epoch",
+        f"to set the new one, add {_SCHEDULER}, which sets it in each epoch, in the place of a ReduceLROnPlateau",
     ),
     "rate-kept-in-loop": Row(
         "lost",
         f"{_RATE} stays in force",
         "to set the new one, assign optimizer.learning_rate = {1} after restore()",
     ),
-    "rate-scheduled": Row(
-        "lost", f"{_RATE} is in force to the end of epoch {{5}}; {{3}} sets the rate from epoch {{4}} on"
-    ),
-    "rate-replaced": Row("lost", f"{_RATE} is replaced: {{3}} sets the rate from epoch {{4}} on"),
+    "rate-scheduled": Row("lost", f"{_RATE} is in force until {{3}} sets one, from epoch {{4}} on"),
     "edited-code": Row("unknown", "the changes in {subject} ({items}) do not affect training", item="`{0}`"),
     "edited-callbacks": Row(
         "unknown", "callbacks that only one of the two runs has do not affect training: {items}", item="{0}"
@@ -252,8 +249,7 @@ CATALOG: Mapping[str, Row] = {
     ),
     # --- the data
     "files-changed": Row("lost", "of the {subject}, {0} have another size or content", _SAME_DATA),
-    "files-sizes": Row("lost", "the {subject} have other sizes", _SAME_DATA),
-    "files-names": Row("lost", "the {subject} have other names or another order", _SAME_DATA),
+    "files-names": Row("lost", "the {0} have other names or another order", _SAME_DATA),
     "files-not-compared": Row(
         "unknown",
         "the {0} of the {subject} have the same content as before (other times, and not all were compared)",
@@ -270,8 +266,7 @@ CATALOG: Mapping[str, Row] = {
         f"{_OTHER_PASSES}",
         "put them back, or call cache() without a file",
     ),
-    "values": Row("lost", "the {subject} has other values", _SAME_DATA),
-    "values-in-rows": Row("lost", "the {subject} has as many rows as before, but other values in them", _SAME_DATA),
+    "values": Row("lost", "the {subject} has as many rows as before, but other values in them", _SAME_DATA),
     "data-not-compared": Row("unknown", "the data of the {subject} are the same as in the interrupted run ({0})"),
     "input-seed": Row(
         "lost",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups.findings import Finding
-from keras_dist_callbacks.backups.snapshot import JSON, Position, WorkerState
+from keras_dist_callbacks.backups.snapshot import Position, WorkerState
 
 Word = Literal["exact", "exact if", "not exact"]
 LASTING = ("unsaved", "objects", "input_objects", "compile", "environment", "earlier")
@@ -16,10 +16,6 @@ LASTING = ("unsaved", "objects", "input_objects", "compile", "environment", "ear
 
 _SAID_FIRST = ("callbacks", "input", "step")
 _SHOWN = 3
-_MUST_NOT_CHANGE = (
-    *("workers", "replicas", "strategy", "steps_per_epoch", "steps_per_execution", "keras", "tensorflow", "seed"),
-)
-"""What a run is described by, which are the codes of findings too."""
 
 
 @dataclass(frozen=True)
@@ -75,24 +71,6 @@ def found_in(saved: WorkerState, parts: Collection[str] = ()) -> list[Finding]:
     """
     asked = parts or dict.fromkeys([*_SAID_FIRST, *(topic.partition("/")[0] for topic in saved.state)])
     return [one for part in asked for one in saved.of(part).mine.findings]
-
-
-def changes(saved: WorkerState, now: Mapping[str, JSON], *, continues_after_end: bool = False) -> list[Finding]:
-    """Returns what a backup says against an exact continuation in this run, beside what was found in it.
-
-    Args:
-        saved: The backup.
-        now: This run, described as the backup's was.
-        continues_after_end: Whether more epochs follow a finished run.
-    """
-    found = [
-        Finding(name, detail=(str(saved.info[name]), str(now.get(name))))
-        for name in _MUST_NOT_CHANGE
-        if saved.info.get(name) is not None and saved.info[name] != now.get(name)
-    ]
-    if continues_after_end and saved.state.get("progress/is_finalized"):
-        found.append(Finding("finished-averages"))
-    return found
 
 
 def carried(position: Position, found: Collection[Finding], without: Collection[Finding] = ()) -> list[Finding]:

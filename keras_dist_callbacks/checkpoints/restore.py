@@ -18,7 +18,7 @@ from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.backups.retention import Mode
-from keras_dist_callbacks.checkpoints import files, foreign, retention
+from keras_dist_callbacks.checkpoints import files, foreign, model_config, retention
 from keras_dist_callbacks.checkpoints.foreign import ForeignCheckpoint
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS, Checkpoint
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -425,7 +425,10 @@ def _load_model(
     model_file.prepare(model, config, custom_objects, compile=compile)
     _require_built(model, shown)
     _keep_compiled_rates(model)
-    differ = findings.made(model_file.differences(model, config, compiled=compile))
+    try:
+        differ = model_config.differences(config, model_file.config_of(model), compiled=compile)
+    except Exception as error:  # noqa: BLE001 - get_config of the user's classes
+        differ = [Finding("model-not-compared", detail=(f"{type(error).__name__}: {error}",))]
     return model, _load_state(model, path, shown, weights_only, differ)
 
 

@@ -37,9 +37,10 @@ from keras_dist_callbacks.rehearsal.plan import plan_in_force
 from keras_dist_callbacks.state.part import arrived, snapshot_of
 from keras_dist_callbacks.terminal import say, warn
 from keras_dist_callbacks.training import resume_mode
+from keras_dist_callbacks.training.facts.part import changes_of_run, describe_run
 from keras_dist_callbacks.training.loop_parts import LoopParts
 from keras_dist_callbacks.training.progress import StepCounter
-from keras_dist_callbacks.training.restored import announce, describe_run
+from keras_dist_callbacks.training.restored import announce
 from keras_dist_callbacks.training.run import Run
 from keras_dist_callbacks.training.training_objects import NotCopyable, TrainingObjects, require_loop, user_state
 from keras_dist_callbacks.validation import verbosity
@@ -189,7 +190,7 @@ class Checkpointer(NotCopyable):
 
     def _resume(self, commit: CommitId, backup: WorkerState) -> None:
         run, position = self._run, backup.position
-        found = [*verdict.changes(backup, run.description), *verdict.found_in(backup)]
+        found = [*changes_of_run(backup.info, run.description), *verdict.found_in(backup)]
         for part in self._parts:
             part.check(backup.of(part.name))
         for part in self._parts:

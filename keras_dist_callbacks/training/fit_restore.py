@@ -21,6 +21,7 @@ from keras_dist_callbacks.process_runs import ProcessRuns, RunsIn, runs_of
 from keras_dist_callbacks.state.part import Moment, Part
 from keras_dist_callbacks.training import loading, resume_mode
 from keras_dist_callbacks.training.compiled_model import Built, build
+from keras_dist_callbacks.training.facts.part import changes_of_run
 from keras_dist_callbacks.training.parts import FitParts
 from keras_dist_callbacks.training.resume_mode import FIT_TOPIC
 
@@ -114,7 +115,7 @@ class FitRestore:
         is_finished, left = resume_mode.is_finished(saved, fit["epochs"]), self._runs.left
         is_left = left.generation == resume.commit.generation  # by an earlier fit of this process
         is_of_model = left.model() is self._fit.model
-        facts, described = self._parts.facts.given, saved.of(self._parts.facts.name).mine.tensors
+        facts, described = self._parts.facts, saved.of(self._parts.facts.name)
         keeps_rows = saved.info.get("workers") == cluster.num_workers
         matched = cluster.on_chief(  # of workers with rows of their own, the chief's decide
             lambda: resume_mode.match(
@@ -179,10 +180,12 @@ class FitRestore:
             numbers = (str(fit["number"] + 1) for fit in (saved.state[FIT_TOPIC], self._this_fit))
             return [Finding("skipped", detail=tuple(numbers))]
         if mode is Mode.COMPLETE:
-            changes = facts.given.of_another_training if self.has_ended else facts.given.compile_changes
-            differing = changes(saved.of(facts.name).mine.tensors)
+            changes = facts.of_another_training if self.has_ended else facts.compile_changes
+            differing = changes(saved.of(facts.name))
             return [*resume_mode.of_finished(self._runs, saved, differing), *self._found]
-        changed = verdict.changes(saved, description, continues_after_end=saved.position.kind == "end")
+        changed = changes_of_run(saved.info, description)
+        if saved.position.kind == "end" and saved.state.get("progress/is_finalized"):
+            changed.append(Finding("finished-averages"))
         earlier = shared(ProcessRuns).findings
         return [*self._parts.input.reasons, *changed, *verdict.found_in(saved), *self._found, *earlier]
 
@@ -199,7 +202,7 @@ class FitRestore:
         try:
             return act()
         except BackupError as error:
-            differing = facts.given.differences(described.mine.tensors)
+            differing = facts.differences(described)
             if not differing:
                 raise
             raise type(error)(f"{error}. What differs: {'; '.join(sentences(differing))}") from error

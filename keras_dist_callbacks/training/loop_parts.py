@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
-from keras_dist_callbacks._compat import model_parts, rng, variables
+from keras_dist_callbacks._compat import rng, variables
 from keras_dist_callbacks._compat.traced_functions import TracedFunctions
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.json_values import from_json, to_json
@@ -17,8 +17,8 @@ from keras_dist_callbacks.state.environment import Environment
 from keras_dist_callbacks.state.part import Moment, Part
 from keras_dist_callbacks.state.random_states import RandomStates
 from keras_dist_callbacks.training.capture import ModelVariables
-from keras_dist_callbacks.training.config_diff import capture_rates, changed_rates_of_loop
 from keras_dist_callbacks.training.epoch_begin import EpochBegin, update
+from keras_dist_callbacks.training.facts.part import LoopFacts
 from keras_dist_callbacks.training.training_objects import TrainingObjects
 
 
@@ -49,28 +49,6 @@ class LoopState(Part):
         return []
 
 
-class LoopRates(Part):
-    """The learning rates that the script sets before training.
-
-    Args:
-        optimizer: What has them, or None.
-    """
-
-    name = "facts"
-
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
-        self._rates = {} if optimizer is None else model_parts.fixed_rates(optimizer)
-
-    def capture(self, position: Position) -> Piece:
-        """Returns them."""
-        return Piece(tensors=capture_rates(self._rates))
-
-    def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
-        """Returns which are others than before; those of the backup are in force."""
-        return changed_rates_of_loop(saved.mine.tensors, self._rates, self._optimizer)
-
-
 class LoopFunctions(Part):
     """What the loop runs: the train step is not known, but functions are that train what was given to be trained.
 
@@ -99,7 +77,7 @@ class LoopParts:
     begin: EpochBegin  # keeps the global seed that the script has
     variables: ModelVariables
     state: LoopState
-    facts: LoopRates  # which rates are in force
+    facts: LoopFacts  # which rates are in force
     environment: Environment
     step: LoopFunctions
     input: LoopInput
@@ -127,7 +105,7 @@ class LoopParts:
             begin,
             listed,
             LoopState(state),
-            LoopRates(trained.optimizer),
+            LoopFacts(trained.optimizer),
             Environment(),
             LoopFunctions(trained),
             LoopInput(trained, begin, tell, is_alone=cluster.num_workers == 1),

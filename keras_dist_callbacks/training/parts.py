@@ -20,8 +20,8 @@ from keras_dist_callbacks.training.callback_state import CallbackStates
 from keras_dist_callbacks.training.capture import ModelVariables
 from keras_dist_callbacks.training.captured_variables import CapturedVariables, UnsavedVariables
 from keras_dist_callbacks.training.compiled_model import CompiledModel
+from keras_dist_callbacks.training.facts.part import ScriptFacts
 from keras_dist_callbacks.training.progress import Progress
-from keras_dist_callbacks.training.script_facts import ScriptFacts
 from keras_dist_callbacks.training.user_state.input_state import InputState
 from keras_dist_callbacks.training.user_state.state import UserState
 

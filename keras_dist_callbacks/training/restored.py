@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from keras_dist_callbacks._compat import environment, rng
-from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks._compat import environment
 from keras_dist_callbacks.backups import findings, verdict
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.restored import Restored
-from keras_dist_callbacks.backups.snapshot import JSON, CommitId, Position
+from keras_dist_callbacks.backups.snapshot import CommitId, Position
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.terminal import warn
@@ -65,31 +64,6 @@ def announce(restored: Restored, say: Callable[[str], None], *, warns: bool) -> 
     say(f"{what} {restored.path} {backup} at {restored.position}: {verdict.Verdict(restored.findings)}")
     if restored.notes and warns:
         warn("the resume is not exact:", items=restored.notes)
-
-
-def describe_run(strategy: Any, workers: int) -> dict[str, JSON]:
-    """Returns what must not change for a continuation to be exact, and the versions in use."""
-    import keras
-    import tensorflow as tf
-
-    return {
-        "keras": keras.__version__,
-        "tensorflow": tf.__version__,
-        "strategy": type(strategy).__name__,
-        "replicas": int(strategy.num_replicas_in_sync),
-        "workers": workers,
-        "seed": rng.global_seed(),
-    }
-
-
-def describe_fit(fit: RunningFit, workers: int) -> dict[str, JSON]:
-    """Returns what `describe_run` returns, and what else a running fit() must not change."""
-    return {
-        **describe_run(fit.model.distribute_strategy, workers),
-        "model": str(fit.model.name),
-        "steps_per_execution": fit.steps_per_execution,
-        "steps_per_epoch": fit.steps_per_epoch or fit.num_batches,
-    }
 
 
 def reproducibility_advice(replicas: int) -> list[str]:

@@ -26,11 +26,11 @@ from keras_dist_callbacks.state.part import snapshot_of
 from keras_dist_callbacks.terminal import warn
 from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.compiled_model import Built, NotBuiltError, build
+from keras_dist_callbacks.training.facts.part import describe_fit
 from keras_dist_callbacks.training.fit_restore import FitRestore, Mode, Resume, is_built_later
 from keras_dist_callbacks.training.missed_hooks import missed_hooks
 from keras_dist_callbacks.training.parts import FitParts
 from keras_dist_callbacks.training.progress import Progress
-from keras_dist_callbacks.training.restored import describe_fit
 from keras_dist_callbacks.training.run import Run
 from keras_dist_callbacks.training.training_objects import require_fit
 
@@ -353,7 +353,7 @@ class FitSession:
     @property
     def _given(self) -> str:
         """What is equal for two fits that were given the same, the seed included."""
-        fit, given = self._this_fit, self._parts.facts.given.digest
+        fit, given = self._this_fit, self._parts.facts.digest
         return f"{given} {self.run.description['seed']} {fit['initial_epoch']} {fit['epochs']}"
 
     @property

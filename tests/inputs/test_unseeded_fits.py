@@ -214,7 +214,7 @@ def test_the_order_of_a_run_is_not_that_of_one_with_a_seed_now(tmp_path: Path) -
     assert any("has one or needs none" in note for note in restored.notes)
 
 
-@pytest.mark.finds("values-in-rows", "input-seed", "first-pass")
+@pytest.mark.finds("values", "input-seed", "first-pass")
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 def test_a_seed_that_a_utility_of_keras_draws_is_named(tmp_path: Path) -> None:
     def series() -> Fit:

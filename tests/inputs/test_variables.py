@@ -152,7 +152,7 @@ def test_orders_that_are_drawn_in_the_course_of_a_pass_are_drawn_again(tmp_path:
     tiny.assert_same(resumed, reference(make))
 
 
-@pytest.mark.finds("setting-gone", "input-variables")
+@pytest.mark.finds("input-variables")
 def test_another_pipeline_than_before_gets_none_of_the_states(tmp_path: Path) -> None:
     interrupted(tmp_path, with_layer)
     with pytest.warns(

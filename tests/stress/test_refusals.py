@@ -31,4 +31,4 @@ def test_refusals_and_a_model_that_is_compiled_again_under_strategies(
         assert len(told["notes"]) == (2 if strategy == "multi_worker" else 0)
         assert all(any("compile() was called during fit()" in note for note in notes) for notes in told["notes"])
         for said, (_, _, what) in zip(told["refusals"], CHANGES, strict=True):
-            assert re.search(f"{what}. {FIXES}", said), said
+            assert re.search(f"{what}; {FIXES}", said), said

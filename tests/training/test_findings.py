@@ -13,13 +13,14 @@ import tensorflow as tf
 from tensorflow.python.data.experimental.ops import global_shuffle_op
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks._compat import data_service, environment, input_values, pass_seeds, pipeline
+from keras_dist_callbacks._compat import data_service, environment, pass_seeds, pipeline
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.snapshot import WorkerState
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.inputs.unseeded import Orders
 from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.training.facts import content
 from tests.support import forget_runs, tiny
 
 pytestmark = [
@@ -263,7 +264,7 @@ def test_other_values_of_validation_data_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.finds("data-not-compared")
 def test_texts_that_are_too_many_to_be_compared_are_a_condition(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(input_values, "_LARGEST_TEXTS", 3)
+    monkeypatch.setattr(content, "_LARGEST_TEXTS", 3)
 
     def make() -> tf.data.Dataset:
         texts = tf.data.Dataset.from_tensor_slices([f"row {number}" for number in range(tiny.ROWS)])

@@ -16,6 +16,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.finds("other-training")
 @pytest.mark.parametrize(("before", "now", "what"), CHANGES)
 @pytest.mark.in_gate(2)
 def test_what_made_it_another_model_is_named_with_both_cures(
@@ -24,7 +25,7 @@ def test_what_made_it_another_model_is_named_with_both_cures(
     with pytest.raises(tiny.Stop):
         tiny.fit(compiled(**before), tmp_path, [tiny.StopAt(1, 2)])
     saved, steps = files(tmp_path), tiny.CountSteps()
-    with pytest.raises(BackupMismatchError, match=f"{what}. {FIXES}"):
+    with pytest.raises(BackupMismatchError, match=f"{what}; {FIXES}"):
         tiny.fit(compiled(**now), tmp_path, [steps])
     assert steps.trained == []
     assert saved.items() <= files(tmp_path).items()

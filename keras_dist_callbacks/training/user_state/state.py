@@ -27,7 +27,7 @@ from keras_dist_callbacks.training.callback_state import (
 from keras_dist_callbacks.training.capture import ModelVariables
 from keras_dist_callbacks.training.captured_variables import CapturedVariables
 from keras_dist_callbacks.training.compiled_model import CompiledModel
-from keras_dist_callbacks.training.script_facts import ScriptFacts
+from keras_dist_callbacks.training.facts.part import ScriptFacts
 from keras_dist_callbacks.training.user_state import changes, edits, findings, restoring
 from keras_dist_callbacks.training.user_state.input_state import InputState
 from keras_dist_callbacks.training.user_state.libraries import is_library

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_dist_callbacks._compat.model_config import model_facts
+from keras_dist_callbacks.training.facts.of_model import layers
 from keras_dist_callbacks.training.user_state import edits
 from keras_dist_callbacks.training.user_state.walk import walk
 from keras_dist_callbacks.training.user_state.walker import Found, Policy, Root
@@ -309,6 +309,6 @@ def model_with(source: str) -> keras.Model:
 def test_a_lambda_layer_is_compared_as_a_function() -> None:
     sources = ["lambda x: 2 * x", "(\n\n    lambda x: 2 * x  # twice\n)", "lambda x: 3 * x"]
     before, moved, edited = map(model_with, sources)
-    assert model_facts(before) == model_facts(moved) == model_facts(edited)
+    assert layers(before) == layers(moved) == layers(edited)
     assert compared(before, moved, "model") == edits.Edits()
     assert compared(before, edited, "model").code == ["train.py: <lambda>"]
