@@ -589,7 +589,7 @@ def reads_past_last_element(dataset: Any) -> bool:
 
 
 def draws_at_end_of_pass(dataset: Any) -> bool:
-    """The same for stages that draw in the course of a pass: a `repeat` draws once more at the end of its last one."""
+    """As `reads_past_last_element`, of stages that draw within a pass: a `repeat` draws once more at its last end."""
     return _is_read_whole(dataset, mid_pass_draw_paths(dataset))
 
 

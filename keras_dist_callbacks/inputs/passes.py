@@ -65,7 +65,7 @@ class DatasetPasses:
             shared(ProcessRuns).skipped.pop(stage, None)
 
     def _repeat(self, count: int) -> bool:
-        """Begins so many passes more, as Keras does, if only the number of the dataset's iterators counts."""
+        """Begins so many passes more, as Keras does; False where more counts than the number of iterators."""
         fit, data = self._fit, self._fit.data
         is_simple = not pipeline.is_distributed(data) and pipeline.shuffles(data) == 1
         is_counted = fit.known_length is not None and not fit.steps_per_epoch

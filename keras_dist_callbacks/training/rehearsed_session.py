@@ -83,7 +83,7 @@ class RehearsedSession(FitSession):
         )
 
     def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> bool:
-        """An epoch begins, or the interrupted one is entered."""
+        """An epoch begins, or the interrupted one is entered; whether steps follow."""
         runs = super().enter_epoch(steps)
         self._note("epoch", epoch=self._progress.count.epoch, step=self._progress.count.step)
         self._mark = time.perf_counter()

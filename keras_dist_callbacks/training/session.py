@@ -170,7 +170,7 @@ class FitSession:
         self._fit.set_initial_epoch(epoch)
 
     def before_epoch(self) -> bool:
-        """Before any `on_epoch_begin`, which may draw: in the interrupted epoch, as it did then."""
+        """Before any `on_epoch_begin`, which may draw: in the interrupted epoch, as it did then; whether this is it."""
         if self.saved is None:
             self._parts.random_at_epoch.note_begun()
             return False
@@ -190,7 +190,11 @@ class FitSession:
         self.run.reported.begin_epoch(epoch, self._progress.count.step)
 
     def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> bool:
-        """Before the first batch: drops what was consumed and restores, if this is the interrupted epoch."""
+        """Before the first batch: drops what was consumed and restores, if this is the interrupted epoch.
+
+        Returns:
+            Whether steps follow: the run may have been told to stop before it was interrupted.
+        """
         self._trained = None
         self._progress.count.enter_epoch(None if self._fit.steps_per_epoch else self._fit.known_length)
         self._parts.input.note()

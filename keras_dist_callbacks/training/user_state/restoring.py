@@ -115,7 +115,7 @@ def _build_optimizers(records: Mapping[str, JSON], now: Found) -> bool:
 
 
 def has_root(path: str, now: Found) -> bool:
-    """A callback that is not in the list any more has nothing that could be restored."""
+    """Returns whether what a path belongs to is there: a callback may not be in the list any more."""
     root = path.partition("/")[0]
     return not root.startswith("callback ") or root in now.nodes
 

@@ -74,7 +74,7 @@ def _callees(now: Found) -> dict[str, list[types.FunctionType]]:
 
 
 def _is_setting_of_users_layer(node: Node | None) -> bool:
-    """Returns a number that a layer of the user's has from a layer of Keras', whose methods read it."""
+    """Returns whether it is a number that a layer of the user's has from a layer of Keras', whose methods read it."""
     slot = None if node is None else node.slot
     if node is None or slot is None or type(node.value) is bool or not static.is_a(node.value, int | float):
         return False
