@@ -6,6 +6,7 @@ import ast
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,11 @@ def test_each_package_says_what_belongs_there_and_has_its_tests(package: str) ->
     module = ast.parse((ROOT / PACKAGE / package / "__init__.py").read_text(encoding="utf-8"))
     assert len((ast.get_docstring(module) or "").split()) > 12
     assert list((ROOT / "tests" / package).glob("test_*.py"))
+
+
+def test_no_two_classes_share_a_name() -> None:
+    """But for private ones, which are read in their module alone."""
+    paths = (ROOT / PACKAGE).rglob("*.py")
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in paths]
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1 and not name.startswith("_")] == []
