@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,13 +45,16 @@ class Input:
             self._add(where, pipeline.tensors_of(stage))
 
     def _places(self) -> Iterator[tuple[str, Any]]:
-        """The stages of the pipelines in the order in which they are read, each with its place."""
+        """The stages of the pipelines in the order in which they are read, by what the script calls them."""
         pipelines = {"input": pipeline.original(self.fit.data)} if self.fit.kind_of_input == "TFDataset" else {}
         if static.has(self.fit.validation_source, "_inputs"):
             pipelines["validation data"] = self.fit.validation_source
         for root, dataset in pipelines.items():
-            for number, stage in enumerate(reversed(list(pipeline.stages(dataset)))):
-                yield f"{root}/stage {number} ({_called(stage)})", stage
+            counts: Counter[str] = Counter()
+            for stage in reversed(list(pipeline.stages(dataset))):
+                called = _called(stage)
+                counts[called] += 1
+                yield f"{root}/{called}{f' number {counts[called]}' if counts[called] > 1 else ''}", stage
 
     def _add(self, where: str, tensors: list[Any]) -> None:
         root, values = where.partition("/")[0], []
@@ -65,8 +69,8 @@ class Input:
             self.rows[where] = values
 
     def stages(self) -> dict[str, str]:
-        """Returns the stages, and what each was made with."""
-        found = {}
+        """Returns after which other one each stage comes, and what it was made with."""
+        found, last = {}, "first"
         for where, stage in self._stages.items():
             held = enumerate(pipeline.held_by_functions(stage))  # as the mean of a Normalization in a map
             settings = {
@@ -74,7 +78,7 @@ class Input:
                 **{f"tensors that function {number} holds": digest_of(tensors)[0] for number, tensors in held},
                 "range": pipeline.range_of(stage),
             }
-            found[where] = "present"
+            found[where], last = last, f"after {where.partition('/')[2]}"
             found.update({f"{where}/{name}": value for name, value in settings.items() if value is not None})
         return found
 

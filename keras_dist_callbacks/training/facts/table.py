@@ -45,7 +45,7 @@ def _trainable(called: str, was: Any, now: Any) -> Iterator[Finding]:
 def _data(where: str, was: Any, now: Any) -> Iterator[Finding]:
     if was and now:  # of a stage that only one run has, its name is said
         if was["shapes"] != now["shapes"]:
-            yield _changed("setting", f"{where}/shapes", was["shapes"], now["shapes"])
+            yield _changed("setting", f"shapes of the {where}", was["shapes"], now["shapes"])
         elif was["values"] != now["values"]:
             yield Finding("values", where)
     if now and now["unread"]:
@@ -58,7 +58,7 @@ def _files(where: str, was: Any, now: Any) -> Iterator[Finding]:
     samples = list(zip(was["samples"], now["samples"], strict=False))
     changed = sum(one != other for one, other in samples)
     if changed or (was["sizes"] != now["sizes"] and None not in (was["sizes"], now["sizes"])):
-        yield Finding("files-changed", f"{where}/files", (str(changed or "some"),))
+        yield Finding("files-changed", f"{where}'s files", (str(changed or "some"),))
     are_compared = len(samples) == was["count"] == now["count"] and all(is_whole for _, (_, is_whole) in samples)
     if not are_compared and (was["times"] is None or was["times"] != now["times"]):
         yield Finding("files-not-compared", where, (f"{now['count']} files",))
@@ -185,7 +185,7 @@ def changes(facts: Iterable[Fact], before: Facts, now: Facts) -> Iterator[tuple[
         for was, is_now in [(before.get(fact.name, {}), now.get(fact.name, {}))]
         for name in dict.fromkeys([*was, *is_now])
     ]
-    alone = tuple(f"{name}/" for fact, name, *both in pairs if fact.change == "setting" and None in both)
+    alone = tuple(f"{name}/" for fact, name, *both in pairs if fact.change == "setting" and both.count(None) == 1)
     for fact, name, was, is_now in pairs:
         called = _called(name, names)
         if callable(fact.change):
@@ -201,7 +201,7 @@ def digest(found: Facts) -> str:
 
 
 def _called(name: str, names: Mapping[str, Any]) -> str:
-    """Returns what users are told it is; of `model/layers/2/config/rate` the rate, with the layer's own name."""
+    """Returns what users are told it is: "rate of the layer 'drop'", "buffer_size of the input's Dataset.shuffle"."""
     parts = name.split("/")
     if parts[-2:] == ["config", "name"]:
         return "the name of a layer"
@@ -209,4 +209,8 @@ def _called(name: str, names: Mapping[str, Any]) -> str:
         layer = names.get("/".join([*parts[:end], "name"]))
         if layer is not None and parts[end:] != ["name"]:
             return f"{'/'.join(part for part in parts[end:] if part != 'config')} of the layer {layer!r}"
+    root, _, inner = name.partition("/")
+    if root in ("input", "validation data") and inner:
+        stage, _, setting = inner.partition("/")
+        return f"{setting} of the {root}'s {stage}" if setting else f"{root}'s {stage}"
     return name

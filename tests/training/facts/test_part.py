@@ -35,9 +35,9 @@ def test_the_changes_of_all_facts_are_rows_of_the_catalog() -> None:
 
 
 def test_of_a_stage_that_only_one_run_has_only_the_stage_is_named() -> None:
-    stage = {"input/stage 1 (Take)": "present", "input/stage 1 (Take)/count": "3"}
+    stage = {"input/Dataset.take": "after Dataset.shuffle", "input/Dataset.take/count": "3"}
     found = [finding for _, finding in table.changes(table.INPUT, {"stages": stage}, {"seeds": {}})]
-    assert found == [Finding("setting", detail=("input/stage 1 (Take)", "present", "absent"))]
+    assert found == [Finding("setting", detail=("input's Dataset.take", "after Dataset.shuffle", "absent"))]
 
 
 def test_a_value_that_only_ends_like_another_fact_is_a_setting_of_its_layer() -> None:

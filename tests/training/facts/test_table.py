@@ -158,12 +158,22 @@ FITS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "buffer": (
         {"x": inputs.rows().shuffle(40, seed=3).batch(8)},
         {"x": inputs.rows().shuffle(20, seed=3).batch(8)},
-        r"stage 1 \(Dataset.shuffle\)/buffer_size changed from 40 to 20",
+        "buffer_size of the input's Dataset.shuffle changed from 40 to 20",
+    ),
+    "the order of stages": (
+        {"x": inputs.rows().shuffle(40, seed=3).batch(8)},
+        {"x": inputs.rows().batch(8).shuffle(40, seed=3)},
+        "input's Dataset.shuffle changed from after Dataset.from_tensor_slices to after Dataset.batch",
+    ),
+    "the second of its kind": (
+        {"x": inputs.rows().shuffle(40, seed=3).batch(8).shuffle(4, seed=3)},
+        {"x": inputs.rows().shuffle(40, seed=3).batch(8).shuffle(2, seed=3)},
+        "buffer_size of the input's Dataset.shuffle number 2 changed from 4 to 2",
     ),
     "a stage": (
         {"x": inputs.rows().shuffle(40, seed=3).batch(8)},
         {"x": inputs.rows().shuffle(40, seed=3).batch(8).prefetch(1)},
-        r"stage 3 \(Dataset.prefetch\) changed from absent to present",
+        "input's Dataset.prefetch changed from absent to after Dataset.batch",
     ),
     "values of arrays": (
         {"x": np.zeros((40, 6), "float32"), "y": np.zeros((40, 1), "float32"), "batch_size": 8},
@@ -173,17 +183,17 @@ FITS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "values of a dataset's tensors": (
         {"x": tf.data.Dataset.from_tensor_slices((np.zeros((40, 6)), np.zeros(40))).batch(8)},
         {"x": tf.data.Dataset.from_tensor_slices((np.zeros((40, 6)), np.repeat([0.0, 1.0], 20))).batch(8)},
-        r"the input/stage 0 \(Dataset.from_tensor_slices\) has as many rows as before, but other values in them",
+        "the input's Dataset.from_tensor_slices has as many rows as before, but other values in them",
     ),
     "texts of a dataset": (
         {"x": of_words("good", "bad")},
         {"x": of_words("good", "mad")},
-        r"the input/stage 0 \(Dataset.from_tensor_slices\) has as many rows as before, but other values in them",
+        "the input's Dataset.from_tensor_slices has as many rows as before, but other values in them",
     ),
     "a text that a map holds": (
         {"x": with_label("good")},
         {"x": with_label("mood")},
-        r"tensors that function 0 holds changed from",
+        "tensors that function 0 holds of the input's Dataset.map changed from",
     ),
     "validation data": (
         {"validation_data": tiny.data()},
@@ -208,12 +218,13 @@ FITS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a dataset of validation data": (
         {"validation_data": inputs.rows().batch(8)},
         {"validation_data": inputs.rows().batch(4)},
-        r"validation data/stage 1 \(Dataset.batch\)/batch_size changed from 8 to 4",
+        "batch_size of the validation data's Dataset.batch changed from 8 to 4",
     ),
     "rows": (
         {"x": inputs.rows().batch(8)},
         {"x": inputs.rows().take(38).batch(8)},
-        r"stage 1 \(Dataset.batch\) changed from present .*stage 1 \(Dataset.take\) changed from absent to present",
+        "Dataset.batch changed from after Dataset.from_tensor_slices to after Dataset.take; "
+        "input's Dataset.take changed from absent to after Dataset.from_tensor_slices",
     ),
 }
 
@@ -269,9 +280,9 @@ def test_changed_files_are_named_and_moved_ones_are_not(tmp_path: Path) -> None:
 
     assert resumed("moved", *["a"] * 20) == ((), ())
     notes, _ = resumed("changed", *["a"] * 19, "b")
-    assert notes == ("of the input/files, 1 have another size or content; give fit() the same data",)
+    assert notes == ("of the input's files, 1 have another size or content; give fit() the same data",)
     notes, _ = resumed("fewer", *["a"] * 16)
-    assert any("input/files have other names" in note for note in notes)
+    assert any("input's files have other names" in note for note in notes)
 
 
 @pytest.mark.finds("files-not-compared")
@@ -380,7 +391,7 @@ def test_tensors_that_a_map_holds_are_part_of_the_input(tmp_path: Path) -> None:
         held = tf.constant([factor] * 6)
         return inputs.rows().map(lambda x, y: (x * held, y)).batch(8)
 
-    with pytest.warns(RuntimeWarning, match=r"stage 1 \(Dataset.map\)/tensors that function 0 holds changed from"):
+    with pytest.warns(RuntimeWarning, match="tensors that function 0 holds of the input's Dataset.map changed from"):
         assert notes(tmp_path, compiled, compiled, {"x": scaled(1.0)}, {"x": scaled(2.0)})
 
 
@@ -395,7 +406,7 @@ def test_the_numbers_of_enumerated_elements_are_compared(tmp_path: Path) -> None
     tiny.fit(compiled(), None, [callback], x=numbered(0))
     assert callback.restored is not None
     assert callback.restored.verdict == "exact", callback.restored
-    with pytest.warns(RuntimeWarning, match=r"/range changed from \[0, "):
+    with pytest.warns(RuntimeWarning, match=r"range of the input's \S+ changed from \[0, "):
         assert notes(tmp_path / "other", compiled, compiled, {"x": numbered(0)}, {"x": numbered(5)})
 
 
