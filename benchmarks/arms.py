@@ -23,9 +23,9 @@ import keras_dist_callbacks as kdc
 from benchmarks.gate import Arm
 from benchmarks.models import Workload
 from benchmarks.parts import Watch
-from keras_dist_callbacks.engine.background import lower_priority
-from keras_dist_callbacks.engine.schedule import Schedule
-from keras_dist_callbacks.engine.writer import shared_writer
+from keras_dist_callbacks.run.engine.background import lower_priority
+from keras_dist_callbacks.run.engine.schedule import Schedule
+from keras_dist_callbacks.run.engine.writer import shared_writer
 
 NONE, NONE_AGAIN = "no save", "no save (A/A)"
 OURS, OURS_UNSYNCED = "ours, fsync", "ours, no fsync"

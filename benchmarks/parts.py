@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.engine import committer
+from keras_dist_callbacks.run.engine import committer
 from keras_dist_callbacks.storage import direct_io
 
 PARTS = ("hash", "copy", "write", "flush")

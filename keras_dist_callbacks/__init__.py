@@ -8,42 +8,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from keras_dist_callbacks.lazy import exports
+from keras_dist_callbacks.base.lazy import exports
 
 __version__ = "0.1.0"
 
 _HOME = {
     "BackupAndRestore": "keras_dist_callbacks.callbacks.backup_and_restore",
-    "BackupError": "keras_dist_callbacks.errors",
-    "BackupMismatchError": "keras_dist_callbacks.errors",
-    "Checkpointer": "keras_dist_callbacks.training.checkpointer",
+    "BackupError": "keras_dist_callbacks.base.errors",
+    "BackupMismatchError": "keras_dist_callbacks.base.errors",
+    "Checkpointer": "keras_dist_callbacks.run.checkpointer",
     "ChiefOnly": "keras_dist_callbacks.callbacks.chief_only",
-    "ClusterError": "keras_dist_callbacks.errors",
+    "ClusterError": "keras_dist_callbacks.base.errors",
     "ClusterOptions": "keras_dist_callbacks.cluster.timeouts",
-    "ClusterTimeoutError": "keras_dist_callbacks.errors",
-    "CompatError": "keras_dist_callbacks.errors",
-    "ConfigError": "keras_dist_callbacks.errors",
-    "DamagedBackupError": "keras_dist_callbacks.errors",
+    "ClusterTimeoutError": "keras_dist_callbacks.base.errors",
+    "CompatError": "keras_dist_callbacks.base.errors",
+    "ConfigError": "keras_dist_callbacks.base.errors",
+    "DamagedBackupError": "keras_dist_callbacks.base.errors",
     "EpochDataset": "keras_dist_callbacks.callbacks.epoch_dataset",
-    "FencedError": "keras_dist_callbacks.errors",
-    "KdcError": "keras_dist_callbacks.errors",
+    "FencedError": "keras_dist_callbacks.base.errors",
+    "KdcError": "keras_dist_callbacks.base.errors",
     "ModelCheckpoint": "keras_dist_callbacks.callbacks.model_checkpoint",
-    "PeerLostError": "keras_dist_callbacks.errors",
-    "Preempted": "keras_dist_callbacks.errors",
+    "PeerLostError": "keras_dist_callbacks.base.errors",
+    "Preempted": "keras_dist_callbacks.base.errors",
     "PrintLR": "keras_dist_callbacks.callbacks.print_lr",
     "Restored": "keras_dist_callbacks.backups.restored",
     "RetryPolicy": "keras_dist_callbacks.storage.retry",
     "ShutdownOptions": "keras_dist_callbacks.options",
     "SidecarEvaluator": "keras_dist_callbacks.evaluation.sidecar_evaluator",
-    "StorageError": "keras_dist_callbacks.errors",
+    "StorageError": "keras_dist_callbacks.base.errors",
     "TensorBoard": "keras_dist_callbacks.callbacks.tensorboard",
     "WriteOptions": "keras_dist_callbacks.options",
     "advanced": "keras_dist_callbacks.advanced",
-    "aws_notice": "keras_dist_callbacks.shutdown.preemption_notice",
+    "aws_notice": "keras_dist_callbacks.run.shutdown.preemption_notice",
     "best_checkpoint": "keras_dist_callbacks.checkpoints.restore",
-    "gce_notice": "keras_dist_callbacks.shutdown.preemption_notice",
+    "gce_notice": "keras_dist_callbacks.run.shutdown.preemption_notice",
     "latest_checkpoint": "keras_dist_callbacks.checkpoints.restore",
-    "load_backup": "keras_dist_callbacks.training.loading",
+    "load_backup": "keras_dist_callbacks.run.loading",
     "make_or_restore_model": "keras_dist_callbacks.checkpoints.restore",
     "make_strategy": "keras_dist_callbacks.cluster.strategy",
     "restartable": "keras_dist_callbacks.launch.restart",
@@ -53,6 +53,18 @@ _HOME = {
 if TYPE_CHECKING:
     from keras_dist_callbacks import advanced as advanced
     from keras_dist_callbacks.backups.restored import Restored as Restored
+    from keras_dist_callbacks.base.errors import BackupError as BackupError
+    from keras_dist_callbacks.base.errors import BackupMismatchError as BackupMismatchError
+    from keras_dist_callbacks.base.errors import ClusterError as ClusterError
+    from keras_dist_callbacks.base.errors import ClusterTimeoutError as ClusterTimeoutError
+    from keras_dist_callbacks.base.errors import CompatError as CompatError
+    from keras_dist_callbacks.base.errors import ConfigError as ConfigError
+    from keras_dist_callbacks.base.errors import DamagedBackupError as DamagedBackupError
+    from keras_dist_callbacks.base.errors import FencedError as FencedError
+    from keras_dist_callbacks.base.errors import KdcError as KdcError
+    from keras_dist_callbacks.base.errors import PeerLostError as PeerLostError
+    from keras_dist_callbacks.base.errors import Preempted as Preempted
+    from keras_dist_callbacks.base.errors import StorageError as StorageError
     from keras_dist_callbacks.callbacks.backup_and_restore import BackupAndRestore as BackupAndRestore
     from keras_dist_callbacks.callbacks.chief_only import ChiefOnly as ChiefOnly
     from keras_dist_callbacks.callbacks.epoch_dataset import EpochDataset as EpochDataset
@@ -65,27 +77,15 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.checkpoints.restore import restored_from as restored_from
     from keras_dist_callbacks.cluster.strategy import make_strategy as make_strategy
     from keras_dist_callbacks.cluster.timeouts import ClusterOptions as ClusterOptions
-    from keras_dist_callbacks.errors import BackupError as BackupError
-    from keras_dist_callbacks.errors import BackupMismatchError as BackupMismatchError
-    from keras_dist_callbacks.errors import ClusterError as ClusterError
-    from keras_dist_callbacks.errors import ClusterTimeoutError as ClusterTimeoutError
-    from keras_dist_callbacks.errors import CompatError as CompatError
-    from keras_dist_callbacks.errors import ConfigError as ConfigError
-    from keras_dist_callbacks.errors import DamagedBackupError as DamagedBackupError
-    from keras_dist_callbacks.errors import FencedError as FencedError
-    from keras_dist_callbacks.errors import KdcError as KdcError
-    from keras_dist_callbacks.errors import PeerLostError as PeerLostError
-    from keras_dist_callbacks.errors import Preempted as Preempted
-    from keras_dist_callbacks.errors import StorageError as StorageError
     from keras_dist_callbacks.evaluation.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
     from keras_dist_callbacks.launch.restart import restartable as restartable
     from keras_dist_callbacks.options import ShutdownOptions as ShutdownOptions
     from keras_dist_callbacks.options import WriteOptions as WriteOptions
-    from keras_dist_callbacks.shutdown.preemption_notice import aws_notice as aws_notice
-    from keras_dist_callbacks.shutdown.preemption_notice import gce_notice as gce_notice
+    from keras_dist_callbacks.run.checkpointer import Checkpointer as Checkpointer
+    from keras_dist_callbacks.run.loading import load_backup as load_backup
+    from keras_dist_callbacks.run.shutdown.preemption_notice import aws_notice as aws_notice
+    from keras_dist_callbacks.run.shutdown.preemption_notice import gce_notice as gce_notice
     from keras_dist_callbacks.storage.retry import RetryPolicy as RetryPolicy
-    from keras_dist_callbacks.training.checkpointer import Checkpointer as Checkpointer
-    from keras_dist_callbacks.training.loading import load_backup as load_backup
 else:
     __getattr__, __dir__ = exports(globals(), _HOME)
 

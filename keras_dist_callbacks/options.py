@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
-from keras_dist_callbacks import validation
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.errors import ConfigError
+from keras_dist_callbacks.base.validation import Bytes, Rate, Seconds, Some
 from keras_dist_callbacks.rehearsal.scratch import place_of
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import PathLike, Storage
-from keras_dist_callbacks.validation import Bytes, Rate, Seconds, Some
 
 MAX_OVERHEAD = 0.02
 """The share of the training time that backups may cost, unless it is given."""

@@ -86,7 +86,7 @@ def no_launcher_stays() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_watchdog_ends_the_process_of_all_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    from keras_dist_callbacks.shutdown.watchdog import Watchdog
+    from keras_dist_callbacks.run.shutdown.watchdog import Watchdog
 
     started: list[Watchdog] = []
     original = Watchdog.start
@@ -103,10 +103,10 @@ def no_watchdog_ends_the_process_of_all_tests(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(autouse=True)
 def nothing_runs_on_in_the_background() -> Iterator[None]:
+    from keras_dist_callbacks.base.process import shared
     from keras_dist_callbacks.cluster import peer_monitor
-    from keras_dist_callbacks.engine.writer import shared_writer
-    from keras_dist_callbacks.process import shared
-    from keras_dist_callbacks.shutdown import controller
+    from keras_dist_callbacks.run.engine.writer import shared_writer
+    from keras_dist_callbacks.run.shutdown import controller
     from tests.support import forget_runs
 
     yield

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.base.errors import ConfigError
+from keras_dist_callbacks.base.process import PARTS
 from keras_dist_callbacks.cluster import timeouts
-from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.process import PARTS
 
 SAVES = ["save_freq", "double_checkpoint", "delete_checkpoint"]
 GROUPS = ["storage_options", "write_options", "shutdown_options"]

@@ -17,9 +17,9 @@ import keras
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks import terminal
-from keras_dist_callbacks.process import shared
-from keras_dist_callbacks.terminal import is_shown, say
+from keras_dist_callbacks.base import terminal
+from keras_dist_callbacks.base.process import shared
+from keras_dist_callbacks.base.terminal import is_shown, say
 from tests.support import ROOT, evaluator_runs, tiny
 from tests.support.callback_helpers import fit, tiny_model
 from tests.support.early_exits import FOREVER, ActionAt, raise_signal

@@ -15,9 +15,9 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks import terminal
-from keras_dist_callbacks.process import shared
-from keras_dist_callbacks.terminal import write_line
+from keras_dist_callbacks.base import terminal
+from keras_dist_callbacks.base.process import shared
+from keras_dist_callbacks.base.terminal import write_line
 from tests.support import ROOT, tiny
 from tests.support.early_exits import FOREVER, ActionAt, raise_signal
 

@@ -13,9 +13,9 @@ import keras
 import pytest
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.base.process import PARTS
+from keras_dist_callbacks.base.process_runs import ProcessRuns
 from keras_dist_callbacks.cluster import timeouts
-from keras_dist_callbacks.process import PARTS
-from keras_dist_callbacks.process_runs import ProcessRuns
 from tests.support import example_names, public
 
 

@@ -14,7 +14,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.advanced import Cluster
 from keras_dist_callbacks.backups.names import commit_name
 from keras_dist_callbacks.backups.snapshot import Position
-from keras_dist_callbacks.training import restored
+from keras_dist_callbacks.run import restored
 from tests.support import ROOT, forget_runs, public
 from tests.versions import kill_and_resume, matrix
 

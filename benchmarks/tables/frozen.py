@@ -11,7 +11,7 @@ import keras_dist_callbacks as kdc
 from benchmarks import models
 from benchmarks.config import Case, Config, Outcome
 from benchmarks.table import Bound, Table
-from keras_dist_callbacks.engine.writer import shared_writer
+from keras_dist_callbacks.run.engine.writer import shared_writer
 
 NOTES = [
     "Bytes of all new files in the backup directory after each backup, manifests included; a backup after each step. "

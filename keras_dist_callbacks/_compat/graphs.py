@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import model_parts
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks._compat.variables import SharedRead, hold_resource, in_files, missing_in_files
+from keras_dist_callbacks.base import static
 
 _RANDOM = (
     *("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "SampleDistortedBoundingBox"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_dist_callbacks.errors import CompatError
+from keras_dist_callbacks.base.errors import CompatError
 
 
 def incompatible(what: str) -> CompatError:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import data_service, graphs, pipeline, rng
+from keras_dist_callbacks.base import static
 
 _ADAPTERS = {
     "PyDatasetAdapter": "the PyDataset",

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import xxhash
 
 from keras_dist_callbacks._compat import tensorboard_state
-from keras_dist_callbacks.errors import BackupError
-from keras_dist_callbacks.process_runs import runs_of
+from keras_dist_callbacks.base.errors import BackupError
+from keras_dist_callbacks.base.process_runs import runs_of
 
 _EMPTY: dict[str, Any] = {"epoch": [], "history": {}}
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import keras_callbacks
+from keras_dist_callbacks.base import static
 
 _OF_A_CALLBACK = frozenset(["model", "_model", "params", "validation_data"])
 _OF_A_LAYER = frozenset(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import model_parts
+from keras_dist_callbacks.base import static
 
 
 def compiled_objects(model: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2 as graphs
 from keras_dist_callbacks._compat.building import inner_of
 from keras_dist_callbacks._compat.model_parts import makes_own_step
 from keras_dist_callbacks._compat.variables import optimizers_within
-from keras_dist_callbacks.terminal import first_few
+from keras_dist_callbacks.base.terminal import first_few
 
 
 def read_config(path: Path) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_dist_callbacks import static
+from keras_dist_callbacks.base import static
 
 
 def finalize(model: Any) -> None:

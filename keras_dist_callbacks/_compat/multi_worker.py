@@ -16,7 +16,7 @@ from typing import Any
 
 from keras_dist_callbacks._compat import coordination, keras_in_use
 from keras_dist_callbacks._compat.incompatible import incompatible
-from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.base.process import Shared, shared
 
 _MARK = "_kdc_original"
 

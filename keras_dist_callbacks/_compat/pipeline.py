@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import graphs, rng
-from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.base import static
+from keras_dist_callbacks.base.process import Shared, shared
 
 _UNKNOWN = -2  # tf.data.UNKNOWN_CARDINALITY
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from keras_dist_callbacks._compat import pipeline
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks._compat.shortened import most_batches, own_steps
-from keras_dist_callbacks.errors import BackupError
+from keras_dist_callbacks.base.errors import BackupError
 
 _ALL = 2**62
 _NONE: Mapping[int, int] = MappingProxyType({})

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from keras_dist_callbacks._compat.incompatible import incompatible
-from keras_dist_callbacks.terminal import say, warn
+from keras_dist_callbacks.base.terminal import say, warn
 
 _METHODS = {
     "_save_model": ("self", "epoch", "batch", "logs"),

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_dist_callbacks._compat.incompatible import incompatible
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.base.errors import ConfigError
 
 _COUNTERS = ("_global_train_batch", "_global_test_batch")
 _NEEDED = (*_COUNTERS, "_writers")

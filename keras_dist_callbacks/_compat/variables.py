@@ -20,10 +20,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import model_parts
-from keras_dist_callbacks.errors import BackupError
-from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.base import static
+from keras_dist_callbacks.base.errors import BackupError
+from keras_dist_callbacks.base.process import Shared, shared
 
 GLOBAL_SEED_GENERATOR = "global_seed_generator"
 """The name of Keras' global seed state, which is made by its first use, maybe within a step."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from keras_dist_callbacks.terminal import escape_controls, first_few
+from keras_dist_callbacks.base.terminal import escape_controls, first_few
 
 Effect = Literal["lost", "unknown"]
 """`"lost"`: the resume is not exact. `"unknown"`: it is exact if what the sentence says holds."""

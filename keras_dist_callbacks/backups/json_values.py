@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_dist_callbacks.backups.codec import dtype_of
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor
-from keras_dist_callbacks.errors import BackupError
+from keras_dist_callbacks.base.errors import BackupError
 
 _ARRAY, _TUPLE, _DICT, _SCALAR, _TORCH = "$array", "$tuple", "$dict", "$scalar", "$torch"
 _ADVICE = "use dicts, lists, tuples, numbers, strings, booleans, None and numeric arrays; of a set, a sorted list"

@@ -19,7 +19,7 @@ from keras_dist_callbacks.backups.findings import FINDINGS
 from keras_dist_callbacks.backups.names import blob_generation
 from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, Format, checked
 from keras_dist_callbacks.backups.snapshot import JSON, VARIABLES, Manifest
-from keras_dist_callbacks.errors import DamagedBackupError, KdcError
+from keras_dist_callbacks.base.errors import DamagedBackupError, KdcError
 
 MANIFEST = Format("keras_dist_callbacks backup", 1, Manifest, MAX_MANIFEST_BYTES, allow_nan=True)
 

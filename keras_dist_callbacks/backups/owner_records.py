@@ -13,12 +13,12 @@ from typing import Annotated
 
 import msgspec
 
-from keras_dist_callbacks import machine
 from keras_dist_callbacks.backups import record_io
 from keras_dist_callbacks.backups.names import OWNERS, owner_generation, owner_name
 from keras_dist_callbacks.backups.record_io import Format
 from keras_dist_callbacks.backups.snapshot import JSON
-from keras_dist_callbacks.errors import BackupError, BackupMismatchError, DamagedBackupError, FencedError
+from keras_dist_callbacks.base import machine
+from keras_dist_callbacks.base.errors import BackupError, BackupMismatchError, DamagedBackupError, FencedError
 from keras_dist_callbacks.storage.storage import Storage
 
 _TRIES = 100  # numbers that a listing may fail to show, or that other runs may take meanwhile

@@ -17,7 +17,7 @@ import xxhash
 from keras_dist_callbacks.backups.codec import dtype_of, raw_bytes, tensor_bytes
 from keras_dist_callbacks.backups.record_io import read_verified
 from keras_dist_callbacks.backups.snapshot import BlobInfo, TensorInfo
-from keras_dist_callbacks.errors import BackupError, DamagedBackupError
+from keras_dist_callbacks.base.errors import BackupError, DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
 
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], np.ndarray[Any, Any]]

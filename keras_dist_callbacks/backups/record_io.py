@@ -18,12 +18,12 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 import xxhash
 
-from keras_dist_callbacks import validation
 from keras_dist_callbacks.backups import names
-from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.errors import BackupMismatchError, DamagedBackupError
+from keras_dist_callbacks.base.terminal import warn
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.terminal import warn
 
 MAX_MANIFEST_BYTES = 2**28
 MAX_RECORD_BYTES = 2**20

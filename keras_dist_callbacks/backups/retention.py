@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from keras_dist_callbacks.validation import Some
+from keras_dist_callbacks.base.validation import Some
 
 Mode = Literal["min", "max"]
 """Which of two values of a monitored quantity is better."""

@@ -24,7 +24,7 @@ from keras_dist_callbacks.backups.reading import Allocate, check_sizes, read_ten
 from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, read_verified
 from keras_dist_callbacks.backups.snapshot import BlobInfo, CommitId, Manifest, TensorInfo, WorkerState
 from keras_dist_callbacks.backups.staging import Staging
-from keras_dist_callbacks.errors import DamagedBackupError, StorageError
+from keras_dist_callbacks.base.errors import DamagedBackupError, StorageError
 from keras_dist_callbacks.storage.local_files import final_name
 from keras_dist_callbacks.storage.storage import Storage
 

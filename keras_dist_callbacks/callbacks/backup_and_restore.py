@@ -12,18 +12,18 @@ from typing import Any, Literal
 
 import keras
 
-from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import multi_worker, strategies
 from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups.restored import Restored
+from keras_dist_callbacks.base import static
+from keras_dist_callbacks.base.errors import ConfigError
+from keras_dist_callbacks.base.process_runs import next_name
+from keras_dist_callbacks.base.terminal import is_first, say, warn
+from keras_dist_callbacks.base.validation import check, path, verbosity
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
-from keras_dist_callbacks.engine.committer import EngineOptions
-from keras_dist_callbacks.engine.schedule import parse_save_freq
-from keras_dist_callbacks.engine.writer import shared_writer
-from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.options import (
     MAX_OVERHEAD,
     ShutdownOptions,
@@ -32,21 +32,21 @@ from keras_dist_callbacks.options import (
     group_of,
     open_to_write,
 )
-from keras_dist_callbacks.process_runs import next_name
 from keras_dist_callbacks.rehearsal.plan import VARIABLE, Plan, plan_in_force
-from keras_dist_callbacks.terminal import is_first, say, warn
-from keras_dist_callbacks.training import resume_mode
-from keras_dist_callbacks.training.callback_state import (
+from keras_dist_callbacks.run import resume_mode
+from keras_dist_callbacks.run.engine.committer import EngineOptions
+from keras_dist_callbacks.run.engine.schedule import parse_save_freq
+from keras_dist_callbacks.run.engine.writer import shared_writer
+from keras_dist_callbacks.run.rehearsed_session import RehearsedSession
+from keras_dist_callbacks.run.restored import announce, reproducibility_advice
+from keras_dist_callbacks.run.run import Run
+from keras_dist_callbacks.run.session import FitSession, SessionOptions
+from keras_dist_callbacks.state.callback_state import (
     CallbackStates,
     Preparation,
     capture_callbacks,
     prepare_callbacks,
 )
-from keras_dist_callbacks.training.rehearsed_session import RehearsedSession
-from keras_dist_callbacks.training.restored import announce, reproducibility_advice
-from keras_dist_callbacks.training.run import Run
-from keras_dist_callbacks.training.session import FitSession, SessionOptions
-from keras_dist_callbacks.validation import check, path, verbosity
 
 
 @explains_arguments

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keras_dist_callbacks.backups.retention import Rules
+from keras_dist_callbacks.base.errors import BackupMismatchError, DamagedBackupError, StorageError
+from keras_dist_callbacks.base.terminal import say, uploads, warn
 from keras_dist_callbacks.checkpoints import end_note, files, ownership, retention
 from keras_dist_callbacks.checkpoints.record import Checkpoint, CheckpointRecord
-from keras_dist_callbacks.engine.writer import Owner, shared_writer
-from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError, StorageError
+from keras_dist_callbacks.run.engine.writer import Owner, shared_writer
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.terminal import say, uploads, warn
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import Any
 
 import keras
 
-from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import running_fit as seam
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
-from keras_dist_callbacks.errors import ConfigError
 
 
 class EpochDataset(RebuiltOnCopy, keras.callbacks.Callback):

@@ -15,7 +15,6 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from keras_dist_callbacks import static, validation
 from keras_dist_callbacks._compat.graphs import missing_in_files_of_step
 from keras_dist_callbacks._compat.multi_worker import is_multi_worker
 from keras_dist_callbacks._compat.running_fit import find_fit, still_runs
@@ -24,6 +23,10 @@ from keras_dist_callbacks._compat.variables import steps_trained
 from keras_dist_callbacks.backups.record_io import Generation, Sequence, Token
 from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.backups.retention import Rules
+from keras_dist_callbacks.base import static, validation
+from keras_dist_callbacks.base.errors import ConfigError, PeerLostError, StorageError
+from keras_dist_callbacks.base.terminal import first_few, is_shown, warn
+from keras_dist_callbacks.base.validation import number_of
 from keras_dist_callbacks.callbacks.checkpoint_writer import CheckpointWriter, SavedFile, latest_best
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.callbacks.reported_names import ReportedNames
@@ -33,14 +36,11 @@ from keras_dist_callbacks.checkpoints.record import CheckpointRecord
 from keras_dist_callbacks.checkpoints.template import example_name, names_in, require_distinct_names
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
-from keras_dist_callbacks.engine.writer import Owner
-from keras_dist_callbacks.errors import ConfigError, PeerLostError, StorageError
 from keras_dist_callbacks.options import WriteOptions, explains_arguments, group_of, open_to_write
+from keras_dist_callbacks.run.engine.writer import Owner
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import redact, reject_credentials
 from keras_dist_callbacks.storage.spelling import require_plain
-from keras_dist_callbacks.terminal import first_few, is_shown, warn
-from keras_dist_callbacks.validation import number_of
 
 _TAG = "ModelCheckpoint"
 _NO_TOKEN = "0" * 12

@@ -7,14 +7,14 @@ from typing import Any, Literal
 import keras
 import msgspec
 
-from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat.model_parts import current_rates, last_rates
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.errors import ConfigError
+from keras_dist_callbacks.base.terminal import say
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.callbacks.tensorboard import active_tensorboard
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
-from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.terminal import say
 
 
 class _State(msgspec.Struct):

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 
 from keras_dist_callbacks._compat.running_fit import RunningFit
-from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.terminal import warn
+from keras_dist_callbacks.base.errors import ConfigError
+from keras_dist_callbacks.base.terminal import warn
 
 _VALIDATION = "val_"
 _OF_CALLBACKS = "learning_rate"  # Keras' own callbacks add it at the end of an epoch

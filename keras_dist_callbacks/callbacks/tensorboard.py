@@ -12,22 +12,22 @@ from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import keras_in_use
 from keras_dist_callbacks._compat.tensorboard_state import TensorBoardWithState, get_counters, set_counters
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.errors import ConfigError
+from keras_dist_callbacks.base.process import Shared, shared
+from keras_dist_callbacks.base.terminal import warn
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.callbacks.write_policy import Writers, agree_on_writers
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
-from keras_dist_callbacks.engine.writer import shared_writer
-from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.options import WriteOptions, explains_arguments, group_of, open_to_write
-from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.rehearsal.scratch import place_of
+from keras_dist_callbacks.run.engine.writer import shared_writer
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import redact, reject_credentials
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.terminal import warn
 
 
 class EventSync:

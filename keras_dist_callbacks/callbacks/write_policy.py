@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from keras_dist_callbacks.base.errors import ConfigError
+from keras_dist_callbacks.base.terminal import say
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.terminal import say
 
 Writers = Literal["chief", "all"]
 

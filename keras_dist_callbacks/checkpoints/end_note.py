@@ -16,11 +16,11 @@ import xxhash
 
 from keras_dist_callbacks.backups import record_io
 from keras_dist_callbacks.backups.record_io import Format, Generation, Token, read_verified
+from keras_dist_callbacks.base.errors import DamagedBackupError, StorageError
+from keras_dist_callbacks.base.terminal import warn
 from keras_dist_callbacks.checkpoints.files import Listing, Problem, damaged
-from keras_dist_callbacks.errors import DamagedBackupError, StorageError
 from keras_dist_callbacks.storage.spelling import has_room_for_mark
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.terminal import warn
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Literal
 
 from keras_dist_callbacks.backups.record_io import read_verified
+from keras_dist_callbacks.base.errors import DamagedBackupError, FencedError, StorageError
+from keras_dist_callbacks.base.process import Shared, shared
+from keras_dist_callbacks.base.terminal import first_few, warn
 from keras_dist_callbacks.checkpoints.record import (
     EXTENSIONS,
     INCOMPLETE,
@@ -30,13 +33,10 @@ from keras_dist_callbacks.checkpoints.record import (
     read_verified_record,
     require_size,
 )
-from keras_dist_callbacks.errors import DamagedBackupError, FencedError, StorageError
-from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.local_files import final_name
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.storage.transfer import FileInfo
-from keras_dist_callbacks.terminal import first_few, warn
 
 _READERS = 16
 _PLACEHOLDER = re.compile(r"\\\{.*?\\\}")

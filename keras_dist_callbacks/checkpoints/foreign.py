@@ -11,9 +11,9 @@ import msgspec
 
 from keras_dist_callbacks.backups import record_io
 from keras_dist_callbacks.backups.record_io import Count
+from keras_dist_callbacks.base.errors import DamagedBackupError
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS
-from keras_dist_callbacks.errors import DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
 
 _MODELS = (".keras", ".h5", ".hdf5")

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from keras_dist_callbacks.backups import owner_records, record_io
 from keras_dist_callbacks.backups.owner_records import OwnerRecord
+from keras_dist_callbacks.base.errors import FencedError, StorageError
+from keras_dist_callbacks.base.process import Shared, shared
+from keras_dist_callbacks.base.terminal import warn
 from keras_dist_callbacks.checkpoints.end_note import hidden_places
-from keras_dist_callbacks.errors import FencedError, StorageError
-from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.terminal import warn
 
 _KIND = "checkpoint-owner"
 

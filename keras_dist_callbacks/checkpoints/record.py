@@ -21,8 +21,8 @@ import xxhash
 
 from keras_dist_callbacks.backups.record_io import Count, Digest, Format, Generation, Sequence, Token
 from keras_dist_callbacks.backups.retention import Mode, Rules
-from keras_dist_callbacks.errors import DamagedBackupError
-from keras_dist_callbacks.validation import Some
+from keras_dist_callbacks.base.errors import DamagedBackupError
+from keras_dist_callbacks.base.validation import Some
 
 EXTENSIONS = (".keras", ".weights.h5")
 TAIL_BYTES = 8192

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import xxhash
 
-from keras_dist_callbacks import static, validation
 from keras_dist_callbacks._compat import keras_in_use
 from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.backups.retention import Mode
+from keras_dist_callbacks.base import static, validation
+from keras_dist_callbacks.base.errors import BackupMismatchError, ConfigError, StorageError
+from keras_dist_callbacks.base.terminal import first_few, say, warn
 from keras_dist_callbacks.checkpoints import files, foreign, model_config, retention
 from keras_dist_callbacks.checkpoints.foreign import ForeignCheckpoint
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS, Checkpoint
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, StorageError
 from keras_dist_callbacks.options import explains_arguments
 from keras_dist_callbacks.rehearsal.scratch import place_of
 from keras_dist_callbacks.storage import temporary
@@ -30,7 +31,6 @@ from keras_dist_callbacks.storage.redaction import redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.spelling import require_plain
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.terminal import first_few, say, warn
 
 _TAG = "make_or_restore_model"
 _ADOPTING = "make_or_restore_model, adopting"

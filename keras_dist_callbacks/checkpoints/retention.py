@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from keras_dist_callbacks.backups.retention import Mode, Rule, Rules, kept, ranked
+from keras_dist_callbacks.base.errors import DamagedBackupError, StorageError
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.record import Checkpoint, CheckpointRecord
-from keras_dist_callbacks.errors import DamagedBackupError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
 
 

@@ -8,7 +8,7 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.base.errors import ConfigError
 
 _COUNTED: dict[str, Any] = {"epoch": 1, "batch": 1}
 _TRIED = range(1, 130)

@@ -15,8 +15,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from keras_dist_callbacks import __version__
-from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.terminal import escape_controls
+from keras_dist_callbacks.base.errors import ConfigError
+from keras_dist_callbacks.base.terminal import escape_controls
 
 if TYPE_CHECKING:
     from keras_dist_callbacks.cli.inventory import Entry

@@ -14,6 +14,7 @@ from keras_dist_callbacks.backups import record_io
 from keras_dist_callbacks.backups.codec import dtype_of
 from keras_dist_callbacks.backups.findings import FINDINGS
 from keras_dist_callbacks.backups.snapshot import JSON, VARIABLES, Manifest, WorkerRecord
+from keras_dist_callbacks.base.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.checkpoints import files, retention
 from keras_dist_callbacks.checkpoints.files import Problem
 from keras_dist_callbacks.checkpoints.record import Checkpoint
@@ -23,7 +24,6 @@ from keras_dist_callbacks.cli.formatting import Cell, Page
 from keras_dist_callbacks.cli.inventory import Entry, blob_sizes, judge
 from keras_dist_callbacks.cli.listing import CheckpointRow, CommitRow
 from keras_dist_callbacks.cli.output import Target
-from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.storage import Storage
 

@@ -23,13 +23,13 @@ from typing import Literal
 from rich.text import Text
 
 from keras_dist_callbacks.backups.names import blob_generation
+from keras_dist_callbacks.base.errors import BackupMismatchError, StorageError
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.cli import inventory as inventories
 from keras_dist_callbacks.cli.formatting import Cell, Page
 from keras_dist_callbacks.cli.inventory import Inventory, Liveness
 from keras_dist_callbacks.cli.output import Target
-from keras_dist_callbacks.errors import BackupMismatchError, StorageError
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.local_files import temporary_name
 from keras_dist_callbacks.storage.storage import Storage

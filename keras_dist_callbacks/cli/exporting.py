@@ -15,19 +15,19 @@ from typing import Any
 from rich.console import Console
 from safetensors.numpy import save
 
-from keras_dist_callbacks import errors
+from keras_dist_callbacks.backups import select_backup
 from keras_dist_callbacks.backups.snapshot import VARIABLES, by_path
+from keras_dist_callbacks.base import errors
+from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.cli.formatting import Page
 from keras_dist_callbacks.cli.output import Target
-from keras_dist_callbacks.engine import select_backup
-from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage import google_cloud, temporary
 from keras_dist_callbacks.storage.storage import Storage
 
 TENSORS = ".safetensors"
 KERAS = (".keras", ".weights.h5")
-_EXPORTER = "keras_dist_callbacks.training.model_export"
+_EXPORTER = "keras_dist_callbacks.run.model_export"
 
 
 @dataclass(frozen=True)

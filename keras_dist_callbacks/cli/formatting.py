@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_dist_callbacks.backups.snapshot import Position
-from keras_dist_callbacks.terminal import data_size
+from keras_dist_callbacks.base.terminal import data_size
 
 Cell = str | Text
 

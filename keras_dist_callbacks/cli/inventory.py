@@ -16,8 +16,8 @@ from keras_dist_callbacks.backups.owner_records import OwnerRecord
 from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.base.errors import BackupMismatchError, DamagedBackupError, StorageError
 from keras_dist_callbacks.cli import formatting
-from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.storage.transfer import FileInfo
 

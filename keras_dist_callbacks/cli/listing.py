@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import BlobInfo, Manifest, WorkerState
+from keras_dist_callbacks.base.terminal import first_few
+from keras_dist_callbacks.base.validation import convert
 from keras_dist_callbacks.checkpoints import files, foreign, retention
 from keras_dist_callbacks.checkpoints.files import Problem
 from keras_dist_callbacks.checkpoints.record import Checkpoint
@@ -18,8 +20,6 @@ from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.cli.formatting import Cell, Page
 from keras_dist_callbacks.cli.inventory import Entry, State, created_at, judge_all, read_entries
 from keras_dist_callbacks.cli.output import Target
-from keras_dist_callbacks.terminal import first_few
-from keras_dist_callbacks.validation import convert
 
 _BACKUP_HEADERS = ("backup", "position", ">step", ">age", ">size", ">new", ">gen", "resume", "")
 _CHECKPOINT_HEADERS = ("checkpoint", ">epochs", "kind", ">step", "monitored", ">size", "kept by")

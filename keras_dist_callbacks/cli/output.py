@@ -20,15 +20,15 @@ from rich.progress import Progress
 
 from keras_dist_callbacks.backups.names import COMMITS, OWNERS
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.base.errors import ConfigError, DamagedBackupError, FencedError, KdcError
+from keras_dist_callbacks.base.terminal import escape_controls, stderr_is_terminal, write_line
+from keras_dist_callbacks.base.validation import convert
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from keras_dist_callbacks.cli.formatting import Page
-from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, FencedError, KdcError
 from keras_dist_callbacks.storage import google_cloud
 from keras_dist_callbacks.storage.redaction import Redactor
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.terminal import escape_controls, stderr_is_terminal, write_line
-from keras_dist_callbacks.validation import convert
 
 _USUAL = ["backup", "backups", "checkpoints"]
 """Directories that are looked for in stores, which list files only."""

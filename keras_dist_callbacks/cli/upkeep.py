@@ -21,13 +21,13 @@ from keras_dist_callbacks.backups.names import DAMAGED, WITNESS, blob_generation
 from keras_dist_callbacks.backups.reading import verify_tensors
 from keras_dist_callbacks.backups.snapshot import BlobInfo, TensorInfo
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.base.errors import BackupError, BackupMismatchError, DamagedBackupError, FencedError
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.record import Checkpoint
 from keras_dist_callbacks.cli import formatting, inventory
 from keras_dist_callbacks.cli.formatting import Page
 from keras_dist_callbacks.cli.inventory import Entry, Inventory, State
 from keras_dist_callbacks.cli.output import PROBLEM, Target, fail, nothing_in, progress
-from keras_dist_callbacks.errors import BackupError, BackupMismatchError, DamagedBackupError, FencedError
 from keras_dist_callbacks.storage.storage import Storage
 
 Advance = Callable[[int], None]

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import multi_worker, strategies
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.errors import ClusterError, ClusterTimeoutError, ConfigError, is_temporary
+from keras_dist_callbacks.base.process import Shared, shared
 from keras_dist_callbacks.cluster import messaging, peer_monitor, timeouts
 from keras_dist_callbacks.cluster.roles import Role
-from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError, is_temporary
-from keras_dist_callbacks.process import Shared, shared
 
 _PARTING_SECONDS = 10.0
 _KEPT_CALLS = 1000

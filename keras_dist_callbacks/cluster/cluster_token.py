@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import msgspec
 
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.base.errors import ConfigError
 
 VARIABLE = "KDC_CLUSTER_TOKEN"
 FILE_VARIABLE = "KDC_CLUSTER_TOKEN_FILE"

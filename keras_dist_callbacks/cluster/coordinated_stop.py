@@ -19,9 +19,9 @@ from typing import Annotated
 
 import msgspec
 
+from keras_dist_callbacks.base.errors import ClusterError, ClusterTimeoutError, PeerLostError
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, PeerLostError
 
 _FOREVER = 1e8
 _RETRY_SECONDS = 1.0

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import coordination
-from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, PeerLostError
-from keras_dist_callbacks.process import Shared, shared
-from keras_dist_callbacks.progress_file import unless_restarted
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.errors import ClusterError, ClusterTimeoutError, PeerLostError
+from keras_dist_callbacks.base.process import Shared, shared
+from keras_dist_callbacks.base.progress_file import unless_restarted
 
 _T = TypeVar("_T")
 _CHUNK = 2**20  # characters; gRPC refuses messages of 4 MiB

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 from keras_dist_callbacks._compat import coordination
 from keras_dist_callbacks._compat.hard_exit import exit_process_after
+from keras_dist_callbacks.base.errors import RESTART_EXIT_CODE, PeerLostError
+from keras_dist_callbacks.base.process import Shared, shared
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.roles import Role, split_address
-from keras_dist_callbacks.errors import RESTART_EXIT_CODE, PeerLostError
-from keras_dist_callbacks.process import Shared, shared
 
 _POLL_SECONDS = 1.0
 _FAILURES = 2  # in a row, before a service that does not answer is taken for lost

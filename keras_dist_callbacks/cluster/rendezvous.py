@@ -27,10 +27,10 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from keras_dist_callbacks import validation
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.errors import ClusterTimeoutError, ConfigError
 from keras_dist_callbacks.cluster.cluster_token import FILE_VARIABLE, VARIABLE, ClusterToken
 from keras_dist_callbacks.cluster.roles import split_address
-from keras_dist_callbacks.errors import ClusterTimeoutError, ConfigError
 
 STRANGER_SECONDS = 10.0
 """How long a caller may take to become a worker."""

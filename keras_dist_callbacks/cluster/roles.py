@@ -14,9 +14,9 @@ from typing import Annotated, Literal, Self
 import msgspec
 from msgspec import Meta
 
-from keras_dist_callbacks import terminal, validation
-from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.validation import Count
+from keras_dist_callbacks.base import terminal, validation
+from keras_dist_callbacks.base.errors import ConfigError
+from keras_dist_callbacks.base.validation import Count
 
 _HOST = re.compile(r"[^\s/\\,@\"'\x00-\x1f]+")
 _Task = Annotated[str, Meta(pattern=r"\A(chief|worker|evaluator)\Z", description="'chief', 'worker' or 'evaluator'")]

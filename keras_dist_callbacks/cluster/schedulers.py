@@ -9,8 +9,8 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 
+from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.cluster.roles import tf_config
-from keras_dist_callbacks.errors import ConfigError
 
 SCHEDULERS = ("slurm", "indexed")
 _PART = re.compile(r"(?:[^,\[\]\s]|\[[0-9,-]+\])+")

@@ -11,14 +11,14 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import coordination, multi_worker
 from keras_dist_callbacks._compat.hard_exit import exit_process_after
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.errors import RESTART_EXIT_CODE, ConfigError
 from keras_dist_callbacks.cluster import messaging, peer_monitor, rendezvous, timeouts
 from keras_dist_callbacks.cluster.cluster_token import ClusterToken
 from keras_dist_callbacks.cluster.roles import Role
 from keras_dist_callbacks.cluster.timeouts import ClusterOptions
-from keras_dist_callbacks.errors import RESTART_EXIT_CODE, ConfigError
 from keras_dist_callbacks.options import explains_arguments, group_of
 
 _Kind = Literal["auto", "default", "mirrored", "multi_worker"]

@@ -8,9 +8,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from keras_dist_callbacks import validation
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.process import Shared, shared
 from keras_dist_callbacks.options import explains_arguments
-from keras_dist_callbacks.process import Shared, shared
 
 LONGEST_SECONDS = 1e6
 _Seconds = Annotated[float, Meta(gt=0, le=LONGEST_SECONDS, description="a number of seconds above 0 up to 1e+06")]

@@ -16,13 +16,13 @@ import xxhash
 
 from keras_dist_callbacks._compat import keras_in_use, variables
 from keras_dist_callbacks.backups.snapshot import WorkerState
+from keras_dist_callbacks.base.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.base.terminal import warn
 from keras_dist_callbacks.checkpoints.restore import missing_in_words
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import make_strategy
-from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.run import loading, model_export
 from keras_dist_callbacks.storage import temporary
-from keras_dist_callbacks.terminal import warn
-from keras_dist_callbacks.training import loading, model_export
 
 _GIVE = "Give SidecarEvaluator a compiled model"
 

@@ -18,14 +18,14 @@ import tensorflow as tf
 from keras_dist_callbacks.backups import record_io
 from keras_dist_callbacks.backups.record_io import Count, Digest, Format, Time
 from keras_dist_callbacks.backups.retention import Mode
+from keras_dist_callbacks.base.errors import ConfigError, DamagedBackupError
+from keras_dist_callbacks.base.terminal import warn
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.record import CheckpointRecord, kind_of
-from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.evaluation.model import EvaluatedModel
 from keras_dist_callbacks.evaluation.sources import Candidate
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.terminal import warn
 
 RECORDS = "evaluations"
 

@@ -11,11 +11,13 @@ from typing import Any, Literal, TypeVar
 
 import keras
 
-from keras_dist_callbacks import validation
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.errors import ConfigError, DamagedBackupError, StorageError
+from keras_dist_callbacks.base.terminal import say, warn
+from keras_dist_callbacks.base.validation import Seconds, SecondsFromZero, Text
 from keras_dist_callbacks.checkpoints.files import Problem, split_filepath
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, StorageError
 from keras_dist_callbacks.evaluation.model import EvaluatedModel, check_model
 from keras_dist_callbacks.evaluation.results import BestExport, Evaluation, EvaluationLog
 from keras_dist_callbacks.evaluation.sources import Backups, Candidate, ModelFiles, PollResult, Source
@@ -25,8 +27,6 @@ from keras_dist_callbacks.storage.redaction import redact, reject_credentials
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.spelling import require_plain
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.terminal import say, warn
-from keras_dist_callbacks.validation import Seconds, SecondsFromZero, Text
 
 _T = TypeVar("_T")
 _DATA = "a tf.data.Dataset, a PyDataset, an array, another iterable that can be iterated again, or a tuple (x, y)"

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from keras_dist_callbacks.backups import select_backup
 from keras_dist_callbacks.backups.names import COMMITS
 from keras_dist_callbacks.backups.snapshot import CommitId
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.base.errors import DamagedBackupError
 from keras_dist_callbacks.checkpoints import end_note, files
 from keras_dist_callbacks.checkpoints.files import Problem, damaged
 from keras_dist_callbacks.checkpoints.record import Checkpoint
-from keras_dist_callbacks.engine import select_backup
-from keras_dist_callbacks.errors import DamagedBackupError
 from keras_dist_callbacks.evaluation.model import EvaluatedModel
 from keras_dist_callbacks.storage.storage import Storage
 

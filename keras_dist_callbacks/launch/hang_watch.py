@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from keras_dist_callbacks.progress_file import Phase, ProgressReport
+from keras_dist_callbacks.base.progress_file import Phase, ProgressReport
 
 _TIMES = 5
 _LEAST_SECONDS = 60.0

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from keras_dist_callbacks import progress_file, validation
+from keras_dist_callbacks.base import progress_file, validation
+from keras_dist_callbacks.base.errors import ConfigError
+from keras_dist_callbacks.base.machine import process_start
 from keras_dist_callbacks.cluster.roles import tf_config
-from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.launch import worker
 from keras_dist_callbacks.launch.processes import LOOPBACK
-from keras_dist_callbacks.machine import process_start
 
 ATTEMPT = "KDC_ATTEMPT"
 JOB_STARTED = "KDC_JOB_STARTED"

@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from keras_dist_callbacks import progress_file
-from keras_dist_callbacks.errors import RESTART_EXIT_CODE, KdcError
+from keras_dist_callbacks.base import progress_file
+from keras_dist_callbacks.base.errors import RESTART_EXIT_CODE, KdcError
+from keras_dist_callbacks.base.progress_file import NO_BACKUP, Phase
+from keras_dist_callbacks.base.terminal import write_line
 from keras_dist_callbacks.launch import guard
 from keras_dist_callbacks.launch.hang_watch import HangWatch
 from keras_dist_callbacks.launch.launch_options import LaunchOptions
@@ -25,9 +27,7 @@ from keras_dist_callbacks.launch.processes import WorkerProcess, reserve_ports
 from keras_dist_callbacks.launch.restart_policy import Decision, RestartPolicy, WorkerEnd, code_after_signal
 from keras_dist_callbacks.launch.standby import Standby
 from keras_dist_callbacks.launch.worker_output import WorkerOutput
-from keras_dist_callbacks.progress_file import NO_BACKUP, Phase
 from keras_dist_callbacks.storage import temporary
-from keras_dist_callbacks.terminal import write_line
 
 _CANNOT_START = 2
 _TICK_SECONDS = 0.5

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from keras_dist_callbacks.errors import ClusterError, ConfigError
+from keras_dist_callbacks.base.errors import ClusterError, ConfigError
 
 LOOPBACK = "127.0.0.1"
 _PORTS = range(20_000, 32_000)  # below what Linux hands out to outgoing connections, which could take one meanwhile

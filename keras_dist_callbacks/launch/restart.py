@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from keras_dist_callbacks.errors import RESTART_EXIT_CODE, ConfigError, is_temporary
-from keras_dist_callbacks.progress_file import unless_restarted
-from keras_dist_callbacks.terminal import write_line
+from keras_dist_callbacks.base.errors import RESTART_EXIT_CODE, ConfigError, is_temporary
+from keras_dist_callbacks.base.progress_file import unless_restarted
+from keras_dist_callbacks.base.terminal import write_line
 
 _CALLERS = {__name__, "runpy", "importlib", "importlib.util", "importlib._bootstrap", "importlib._bootstrap_external"}
 _LOST_PEER = {"UnavailableError", "DeadlineExceededError", "AbortedError"}

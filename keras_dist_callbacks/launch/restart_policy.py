@@ -6,8 +6,8 @@ import signal
 import time
 from dataclasses import dataclass
 
-from keras_dist_callbacks.errors import RESTART_EXIT_CODE
-from keras_dist_callbacks.progress_file import NO_BACKUP, ProgressReport
+from keras_dist_callbacks.base.errors import RESTART_EXIT_CODE
+from keras_dist_callbacks.base.progress_file import NO_BACKUP, ProgressReport
 
 TERMINATED = 128 + signal.SIGTERM
 _PREEMPTED = (0, RESTART_EXIT_CODE, TERMINATED)

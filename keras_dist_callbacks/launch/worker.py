@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from keras_dist_callbacks.base.terminal import write_line
 from keras_dist_callbacks.launch.restart import ProgramNotFoundError, run_program
-from keras_dist_callbacks.terminal import write_line
 
 COMMAND = (sys.executable, "-m", "keras_dist_callbacks.launch.worker")
 _NOT_FOUND = 2

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from keras_dist_callbacks.terminal import discard
+from keras_dist_callbacks.base.terminal import discard
 
 _PIECE = 1 << 16
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.base.process import Shared, shared
 from keras_dist_callbacks.rehearsal import records
 from keras_dist_callbacks.rehearsal.plan import Plan
 

@@ -22,8 +22,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from keras_dist_callbacks import validation
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.errors import ConfigError
 
 VARIABLE = "KDC_REHEARSAL"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.base.process import Shared, shared
 from keras_dist_callbacks.rehearsal.plan import Plan
 
 Record = dict[str, Any]

@@ -15,8 +15,8 @@ from typing import Any
 
 import xxhash
 
-from keras_dist_callbacks import validation
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.rehearsal.audit import watch_files
 from keras_dist_callbacks.rehearsal.plan import Plan, plan_in_force
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.base.process import Shared, shared
 from keras_dist_callbacks.storage.plain_files import open_file
 from keras_dist_callbacks.storage.transfer import Buffer, RateLimiter
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import fsspec.config
 
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.storage.redaction import redact, reject_credentials
 
 _PROTOCOLS = ("gs", "gcs")

@@ -12,7 +12,7 @@ import stat
 from io import FileIO
 from pathlib import Path
 
-from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.base.errors import StorageError
 
 DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)

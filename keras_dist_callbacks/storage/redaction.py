@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from keras_dist_callbacks.errors import ConfigError, cause_chain
-from keras_dist_callbacks.terminal import escape_controls
+from keras_dist_callbacks.base.errors import ConfigError, cause_chain
+from keras_dist_callbacks.base.terminal import escape_controls
 
 _E = TypeVar("_E", bound=BaseException)
 _HIDDEN = "***"

@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from keras_dist_callbacks.base.terminal import warn
 from keras_dist_callbacks.storage import retry, store_errors, temporary
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.store_errors import RetryNotice, already_exists, status_of
 from keras_dist_callbacks.storage.transfer import Buffer, RateLimiter, has_content
-from keras_dist_callbacks.terminal import warn
 
 _T = TypeVar("_T")
 JOINED_LIMIT = 64 * 2**20  # what is put together in memory for one request

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import tenacity
 
+from keras_dist_callbacks.base.validation import Rate, Seconds, SecondsFromZero, check_fields
 from keras_dist_callbacks.storage.store_errors import is_retryable
-from keras_dist_callbacks.validation import Rate, Seconds, SecondsFromZero, check_fields
 
 _T = TypeVar("_T")
 OnFailure = Callable[[BaseException, float], None]

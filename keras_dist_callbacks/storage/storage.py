@@ -22,8 +22,9 @@ from typing import Any, TypeVar
 
 import fsspec
 
-from keras_dist_callbacks import validation
-from keras_dist_callbacks.errors import ConfigError, StorageError
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.errors import ConfigError, StorageError
+from keras_dist_callbacks.base.terminal import escape_controls, warn
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.local_files import LocalFiles, temporary_name
 from keras_dist_callbacks.storage.redaction import Redactor, redact, reject_credentials
@@ -32,7 +33,6 @@ from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.spelling import require_directory, require_file, require_plain
 from keras_dist_callbacks.storage.store_errors import RetryNotice, open_error_hint, translate_error
 from keras_dist_callbacks.storage.transfer import Buffer, FileInfo, RateLimiter
-from keras_dist_callbacks.terminal import escape_controls, warn
 
 
 def open_filesystem(url: str, options: Mapping[str, Any], redactor: Redactor) -> tuple[Any, str]:

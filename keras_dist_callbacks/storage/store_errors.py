@@ -10,9 +10,9 @@ import ssl
 from dataclasses import dataclass, field
 from typing import Any
 
-from keras_dist_callbacks.errors import KdcError, StorageError, cause_chain
+from keras_dist_callbacks.base.errors import KdcError, StorageError, cause_chain
+from keras_dist_callbacks.base.terminal import data_size, is_shown, say
 from keras_dist_callbacks.storage.redaction import Redactor
-from keras_dist_callbacks.terminal import data_size, is_shown, say
 
 _READING = ("read", "look up")
 QUICK_SECONDS = 5.0

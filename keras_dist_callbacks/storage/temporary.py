@@ -26,10 +26,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from keras_dist_callbacks import machine
-from keras_dist_callbacks.errors import KdcError, StorageError, cause_chain
-from keras_dist_callbacks.process import Shared, shared
-from keras_dist_callbacks.terminal import data_size
+from keras_dist_callbacks.base import machine
+from keras_dist_callbacks.base.errors import KdcError, StorageError, cause_chain
+from keras_dist_callbacks.base.process import Shared, shared
+from keras_dist_callbacks.base.terminal import data_size
 
 _PREFIX = "kdc-"
 _LOCK = "lock"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from keras_dist_callbacks import validation
+from keras_dist_callbacks.base import validation
 
 _PIECE = 32 * 2**20
 _PIECES_PER_SECOND = 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from keras_dist_callbacks.lazy import exports
+from keras_dist_callbacks.base.lazy import exports
 
 _HOME = {
     "Attempt": "keras_dist_callbacks.testing.local_cluster",

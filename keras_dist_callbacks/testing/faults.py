@@ -8,11 +8,11 @@ from typing import Any, Literal, Self, get_args
 
 import keras
 
-from keras_dist_callbacks import validation
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.errors import ConfigError
+from keras_dist_callbacks.base.terminal import write_line
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.engine.writer import shared_writer
-from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.terminal import write_line
+from keras_dist_callbacks.run.engine.writer import shared_writer
 
 _BATCH_PHASES = ("train_batch_begin", "train_batch_end", "test_batch_end")
 Phase = Literal["epoch_begin", "train_batch_begin", "train_batch_end", "test_batch_end", "epoch_end", "train_end"]

@@ -22,9 +22,9 @@ from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import Any
 
-from keras_dist_callbacks.errors import ClusterError
+from keras_dist_callbacks.base.errors import ClusterError
+from keras_dist_callbacks.base.process import Shared, shared
 from keras_dist_callbacks.launch.processes import WorkerProcess, note_end
-from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.testing.fork_child import program
 from keras_dist_callbacks.testing.fork_server import send
 

@@ -13,9 +13,9 @@ from typing import Any, Self
 
 import keras_dist_callbacks
 import keras_dist_callbacks.testing
-from keras_dist_callbacks import validation
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.errors import ClusterError, ClusterTimeoutError, ConfigError
 from keras_dist_callbacks.cluster.roles import tf_config
-from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError
 from keras_dist_callbacks.launch.processes import LOOPBACK, free_ports, is_free
 from keras_dist_callbacks.testing.fork_servers import Process, start_process
 

@@ -16,9 +16,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from keras_dist_callbacks import validation
-from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.terminal import first_few
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.errors import ConfigError
+from keras_dist_callbacks.base.terminal import first_few
 
 PathLike = str | os.PathLike[str]
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from keras_dist_callbacks import validation
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.errors import ConfigError
 
 
 class Step(NamedTuple):

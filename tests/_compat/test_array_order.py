@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
 from keras_dist_callbacks._compat import array_order
-from keras_dist_callbacks.errors import CompatError
+from keras_dist_callbacks.base.errors import CompatError
 
 ROWS = 20
 X = np.arange(ROWS, dtype="float32")[:, None]

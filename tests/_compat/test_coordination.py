@@ -10,7 +10,7 @@ import pytest
 from tensorflow.python.eager import context
 
 from keras_dist_callbacks._compat import coordination
-from keras_dist_callbacks.errors import CompatError
+from keras_dist_callbacks.base.errors import CompatError
 
 # tensorflow/tsl/protobuf in TensorFlow 2.18, tensorflow/compiler/xla/tsl/protobuf in 2.19 to 2.21
 PATHS = ("tensorflow.tsl", "tensorflow.compiler.xla", "tensorflow.core.protobuf")

@@ -11,7 +11,7 @@ import keras
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.errors import BackupError
+from keras_dist_callbacks.base.errors import BackupError
 from keras_dist_callbacks.testing.local_cluster import run_until_done
 from tests.support import forget_runs, tiny
 from tests.support.processes import worker_processes

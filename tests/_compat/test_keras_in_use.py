@@ -9,7 +9,7 @@ import keras
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.base.errors import ConfigError
 from tests.support import tiny
 
 CALLBACKS = {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.errors import CompatError
+from keras_dist_callbacks.base.errors import CompatError
 from tests.support import SUPPORT
 from tests.support.processes import worker_processes
 

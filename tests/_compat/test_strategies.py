@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks._compat.strategies import unsupported_reason
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.base.errors import ConfigError
 from tests.support import ROOT
 from tests.support.callback_helpers import ignore_keras_warnings
 from tests.support.central_storage_job import PARTS

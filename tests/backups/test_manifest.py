@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from keras_dist_callbacks.backups.manifest import decode_manifest, encode_manifest
+from keras_dist_callbacks.backups.select_backup import find_backup, latest_intact
 from keras_dist_callbacks.backups.snapshot import Manifest
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.engine.select_backup import find_backup, latest_intact
-from keras_dist_callbacks.errors import DamagedBackupError
+from keras_dist_callbacks.base.errors import DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.cli_backups import begin, commit, kdc
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from keras_dist_callbacks.backups import names
+from keras_dist_callbacks.backups.select_backup import latest_intact
 from keras_dist_callbacks.backups.snapshot import CommitId
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.engine.select_backup import latest_intact
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.checkpoints import listed
 from tests.support.cli_backups import begin, commit, kdc

@@ -14,7 +14,7 @@ import xxhash
 
 from keras_dist_callbacks.backups import owner_records
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.errors import BackupError, FencedError
+from keras_dist_callbacks.base.errors import BackupError, FencedError
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.storage.transfer import FileInfo
 from tests.backups.test_store import commit, new_store

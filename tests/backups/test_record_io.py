@@ -9,7 +9,7 @@ import pytest
 import xxhash
 
 from keras_dist_callbacks.backups.record_io import Format
-from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError
+from keras_dist_callbacks.base.errors import BackupMismatchError, DamagedBackupError
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.backups import codec
+from keras_dist_callbacks.backups.select_backup import find_backup, latest_intact
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.checkpoints import end_note, files
-from keras_dist_callbacks.engine.select_backup import find_backup, latest_intact
 from keras_dist_callbacks.storage.local_files import LocalFiles
 from keras_dist_callbacks.storage.storage import Storage
 from tests.backups.test_store import commit, new_store

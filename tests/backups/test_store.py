@@ -24,7 +24,7 @@ from keras_dist_callbacks.backups.snapshot import (
     WorkerRecord,
 )
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError, FencedError, StorageError
+from keras_dist_callbacks.base.errors import BackupMismatchError, DamagedBackupError, FencedError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.blobs import through_a_blob
 from tests.support.states import loop_state

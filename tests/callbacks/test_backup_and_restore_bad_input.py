@@ -15,7 +15,7 @@ from fsspec.registry import _registry
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups import manifest
-from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, DamagedBackupError, StorageError
+from keras_dist_callbacks.base.errors import BackupMismatchError, ConfigError, DamagedBackupError, StorageError
 from tests.support import files, tiny
 from tests.support.grouped import grouped
 

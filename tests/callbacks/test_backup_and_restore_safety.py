@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from keras_dist_callbacks.engine.writer import shared_writer
-from keras_dist_callbacks.errors import BackupError, DamagedBackupError, FencedError
+from keras_dist_callbacks.base.errors import BackupError, DamagedBackupError, FencedError
+from keras_dist_callbacks.run.engine.writer import shared_writer
 from tests.support import tiny
 from tests.support.tiny import interrupt
 
@@ -199,7 +199,7 @@ def test_backups_that_keep_failing_end_training_with_the_reason(tmp_path: Path) 
 def test_a_backup_for_which_there_is_no_memory_fails_and_training_continues(
     tmp_path: Path, uninterrupted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from keras_dist_callbacks.engine import committer
+    from keras_dist_callbacks.run.engine import committer
 
     real, calls = committer.fingerprints, []
 
@@ -220,8 +220,8 @@ def test_two_successive_backups_share_no_file_also_after_one_whose_fate_is_unkno
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from keras_dist_callbacks.backups.store import BackupStore
-    from keras_dist_callbacks.engine.committer import EngineOptions
-    from keras_dist_callbacks.errors import StorageError
+    from keras_dist_callbacks.base.errors import StorageError
+    from keras_dist_callbacks.run.engine.committer import EngineOptions
     from keras_dist_callbacks.storage.storage import Storage
     from tests.support.recording import RecordingStore, Run
 

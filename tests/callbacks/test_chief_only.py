@@ -5,8 +5,8 @@ import keras
 import pytest
 
 from keras_dist_callbacks import ChiefOnly, ModelCheckpoint
-from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.training.callback_state import capture_callbacks, restore_callbacks
+from keras_dist_callbacks.base.errors import ConfigError
+from keras_dist_callbacks.state.callback_state import capture_callbacks, restore_callbacks
 from tests.support.callback_helpers import X, Y, be_worker_1, fit, tiny_model
 
 HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]

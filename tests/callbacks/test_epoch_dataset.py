@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.errors import BackupError, ConfigError
+from keras_dist_callbacks.base.errors import BackupError, ConfigError
 from tests.support import tiny
 from tests.support.inputs import Batches
 

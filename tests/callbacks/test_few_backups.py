@@ -11,8 +11,8 @@ import keras
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.engine import skipped_saves
-from keras_dist_callbacks.engine.writer import shared_writer
+from keras_dist_callbacks.run.engine import skipped_saves
+from keras_dist_callbacks.run.engine.writer import shared_writer
 from tests.support import tiny
 
 

@@ -13,7 +13,7 @@ import pytest
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.callbacks.reported_names import ReportedNames
-from keras_dist_callbacks.engine.writer import shared_writer
+from keras_dist_callbacks.run.engine.writer import shared_writer
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.callback_helpers import ignore_keras_warnings
 

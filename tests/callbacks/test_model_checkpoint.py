@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from keras_dist_callbacks import ModelCheckpoint, PrintLR, WriteOptions, latest_checkpoint
 from keras_dist_callbacks.backups.restored import Restored
+from keras_dist_callbacks.base.errors import ConfigError, FencedError, StorageError
 from keras_dist_callbacks.checkpoints import end_note, ownership
-from keras_dist_callbacks.engine.writer import shared_writer
-from keras_dist_callbacks.errors import ConfigError, FencedError, StorageError
+from keras_dist_callbacks.run.engine.writer import shared_writer
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.callback_helpers import (
     SetLoss,

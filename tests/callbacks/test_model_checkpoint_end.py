@@ -13,7 +13,7 @@ import pytest
 from keras_dist_callbacks import ModelCheckpoint, Preempted
 from keras_dist_callbacks.checkpoints import end_note
 from keras_dist_callbacks.checkpoints.end_note import EndNote
-from keras_dist_callbacks.engine.writer import shared_writer
+from keras_dist_callbacks.run.engine.writer import shared_writer
 from tests.support import tiny
 from tests.support.callback_helpers import be_worker_1, ignore_keras_warnings
 from tests.support.checkpoints import listed, opened

@@ -12,8 +12,8 @@ import keras
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.engine.writer import shared_writer
-from keras_dist_callbacks.errors import BackupError, StorageError
+from keras_dist_callbacks.base.errors import BackupError, StorageError
+from keras_dist_callbacks.run.engine.writer import shared_writer
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny
 from tests.support.callback_helpers import SetLoss, fit, ignore_keras_warnings, memory_url, tiny_model

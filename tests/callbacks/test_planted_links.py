@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks import ModelCheckpoint, latest_checkpoint
-from keras_dist_callbacks.engine.writer import shared_writer
-from keras_dist_callbacks.errors import DamagedBackupError, StorageError
+from keras_dist_callbacks.base.errors import DamagedBackupError, StorageError
+from keras_dist_callbacks.run.engine.writer import shared_writer
 from tests.support import tiny
 from tests.support.callback_helpers import fit, ignore_keras_warnings, tiny_model
 

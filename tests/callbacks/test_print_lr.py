@@ -7,7 +7,7 @@ import pytest
 
 from keras_dist_callbacks import PrintLR, TensorBoard
 from keras_dist_callbacks._compat.model_parts import current_rates
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.base.errors import ConfigError
 from tests.support.callback_helpers import be_worker_1, fit, tiny_model
 
 pytestmark = pytest.mark.slow  # complete fits

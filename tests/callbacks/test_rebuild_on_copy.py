@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.engine.committer import EngineOptions
+from keras_dist_callbacks.run.engine.committer import EngineOptions
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings

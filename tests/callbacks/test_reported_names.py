@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.base.errors import ConfigError
 from tests.support import tiny
 from tests.support.callback_helpers import X, Y, fit, ignore_keras_warnings, tiny_model
 

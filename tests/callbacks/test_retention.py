@@ -11,8 +11,8 @@ import pytest
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks import ModelCheckpoint, best_checkpoint
-from keras_dist_callbacks.engine.writer import shared_writer
-from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, StorageError
+from keras_dist_callbacks.base.errors import ConfigError, DamagedBackupError, StorageError
+from keras_dist_callbacks.run.engine.writer import shared_writer
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny
 from tests.support.callback_helpers import SetLoss, fit, ignore_keras_warnings, memory_url, tiny_model

@@ -13,7 +13,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.errors import BackupError, ConfigError
+from keras_dist_callbacks.base.errors import BackupError, ConfigError
 from tests.support import hostile, tiny
 from tests.support.callback_helpers import ignore_keras_warnings
 from tests.support.cli_backups import rewrite

@@ -9,9 +9,9 @@ import keras
 import pytest
 
 from keras_dist_callbacks import BackupAndRestore, ModelCheckpoint, TensorBoard
+from keras_dist_callbacks.base.errors import ConfigError, StorageError
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.engine.writer import shared_writer
-from keras_dist_callbacks.errors import ConfigError, StorageError
+from keras_dist_callbacks.run.engine.writer import shared_writer
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.callback_helpers import (
     X,

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from keras_dist_callbacks.base.errors import BackupMismatchError, StorageError
 from keras_dist_callbacks.checkpoints import end_note, files, foreign
 from keras_dist_callbacks.checkpoints.end_note import END_NOTE, EndNote
 from keras_dist_callbacks.checkpoints.files import Listing
 from keras_dist_callbacks.checkpoints.record import Checkpoint
-from keras_dist_callbacks.errors import BackupMismatchError, StorageError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.checkpoints import TEMPLATE, may_change_accounts, note_path, opened, record, save

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from keras_dist_callbacks.base.errors import BackupMismatchError, DamagedBackupError, FencedError, StorageError
 from keras_dist_callbacks.checkpoints import files, foreign
 from keras_dist_callbacks.checkpoints.files import split_filepath
-from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError, FencedError, StorageError
 from keras_dist_callbacks.storage import plain_files
 from keras_dist_callbacks.storage.local_files import temporary_name
 from keras_dist_callbacks.storage.remote_files import RemoteFiles

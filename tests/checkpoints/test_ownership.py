@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from keras_dist_callbacks.base.errors import FencedError, StorageError
 from keras_dist_callbacks.checkpoints import end_note, ownership
 from keras_dist_callbacks.checkpoints.files import Listing, find
-from keras_dist_callbacks.errors import FencedError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.checkpoints import TEMPLATE, another_process, opened, save
 

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_dist_callbacks.base.errors import BackupMismatchError, DamagedBackupError
 from keras_dist_callbacks.checkpoints.record import (
     TAIL_BYTES,
     Checkpoint,
@@ -21,7 +22,6 @@ from keras_dist_callbacks.checkpoints.record import (
     parse_tail,
     read_local,
 )
-from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError
 from tests.support.checkpoints import read_model, record, write_model
 
 NAMES = ("1.keras", "1.weights.h5")

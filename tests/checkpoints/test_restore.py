@@ -10,8 +10,8 @@ import tensorflow as tf
 from keras_dist_callbacks import ModelCheckpoint, latest_checkpoint, make_or_restore_model, restored_from
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.restored import Restored
+from keras_dist_callbacks.base.errors import BackupMismatchError, ConfigError, DamagedBackupError
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, DamagedBackupError
 from tests.support.callback_helpers import fit, ignore_keras_warnings, memory_url, tiny_model
 from tests.support.checkpoints import listed
 from tests.support.cli_backups import flip

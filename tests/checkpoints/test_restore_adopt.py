@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_dist_callbacks import BackupAndRestore, Checkpointer, ModelCheckpoint, make_or_restore_model, restored_from
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.restored import Restored
-from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.base.errors import BackupMismatchError, ConfigError
 from tests.support.callback_helpers import fit, ignore_keras_warnings, tiny_model
 from tests.support.processes import worker_processes
 

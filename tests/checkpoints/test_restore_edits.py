@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks import BackupAndRestore, ModelCheckpoint, make_or_restore_model
-from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.base.errors import BackupMismatchError, ConfigError
 from tests.support import forget_runs
 
 pytestmark = pytest.mark.slow  # complete fits
@@ -94,7 +94,7 @@ EDITS = [
         "layers swapped",
         {"swapped": True},
         "was relu and is tanh now",
-        "name of a layer changed from dense to dense_1; activation of the layer 'dense_1' changed from relu to tanh",
+        "activation of the layer 'dense_1' changed from relu to tanh",
     ),
     Edit(
         "class",

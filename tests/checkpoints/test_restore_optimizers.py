@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.errors import BackupMismatchError
+from keras_dist_callbacks.base.errors import BackupMismatchError
 
 ROWS = np.random.default_rng(1).normal(size=(64, 8)).astype("float32")
 ENDINGS = (".keras", ".weights.h5")

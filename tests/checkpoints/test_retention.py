@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from keras_dist_callbacks.backups.retention import Rules
+from keras_dist_callbacks.base.errors import StorageError
 from keras_dist_callbacks.checkpoints import files, retention
 from keras_dist_callbacks.checkpoints.record import Checkpoint
-from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.checkpoints import TEMPLATE, TOKEN, opened, record, save
 

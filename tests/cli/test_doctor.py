@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from keras_dist_callbacks.base.errors import StorageError
 from keras_dist_callbacks.cli import doctor, inventory
 from keras_dist_callbacks.cli.inventory import Inventory, Liveness
-from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.local_files import temporary_name
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import cli_backups

@@ -16,9 +16,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from keras_dist_callbacks.backups.select_backup import find_backup
 from keras_dist_callbacks.backups.snapshot import CommitId
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.engine.select_backup import find_backup
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import cli_backups
 from tests.support.cli_backups import begin, commit, everything, flip, kdc, kdc_json

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
-from keras_dist_callbacks.training import model_export
+from keras_dist_callbacks.base.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.run import model_export
 from tests.support import cli_backups
 from tests.support.callback_helpers import fit, ignore_keras_warnings
 from tests.support.cli_backups import begin, commit

@@ -40,7 +40,7 @@ def test_the_program_gets_its_arguments_as_they_are(tmp_path: Path, before: list
 @pytest.mark.process
 def test_a_script_is_run_with_the_exit_codes_of_kdc_run(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
-        "import os\nfrom keras_dist_callbacks.errors import PeerLostError\n"
+        "import os\nfrom keras_dist_callbacks.base.errors import PeerLostError\n"
         "if os.environ['KDC_ATTEMPT'] == '0': raise PeerLostError('worker 1 is gone')\n"
     )
     ended = launch(tmp_path, "script.py")

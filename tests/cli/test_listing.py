@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from keras_dist_callbacks.backups import manifest as manifest_format
 from keras_dist_callbacks.backups.snapshot import Position
+from keras_dist_callbacks.base.errors import DamagedBackupError
 from keras_dist_callbacks.cli.app import app
-from keras_dist_callbacks.errors import DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import cli_backups
 from tests.support.cli_backups import DAY, begin, commit, flip, kdc, kdc_json, publish, rewrite
@@ -104,7 +104,7 @@ def test_what_makes_a_resume_inexact_is_reported(tmp_path: Path) -> None:
     store = begin(tmp_path)
     two = [{"variables/w@0": np.zeros(3)}, {"variables/w@0": np.ones(3)}]
     not_saved = {"unsaved/findings": [["variables-not-saved", "", ["mine/x"], ""]]}
-    commit(store, 1, two, states=(not_saved, {"engine/findings": [["local-state", "worker 1", [], ""]]}))
+    commit(store, 1, two, states=(not_saved, {"run/engine/findings": [["local-state", "worker 1", [], ""]]}))
     commit(store, 2, states=({"input/findings": UNSEEDED},))
     unseeded, dropped = kdc_json("ls", tmp_path)["commits"]
     assert (unseeded["exact"], dropped["exact"]) == (False, False)

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from keras_dist_callbacks import machine
 from keras_dist_callbacks.backups import owner_records
 from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.base import machine
+from keras_dist_callbacks.base.errors import FencedError, StorageError
 from keras_dist_callbacks.cli import inventory, upkeep
-from keras_dist_callbacks.errors import FencedError, StorageError
 from keras_dist_callbacks.storage.local_files import final_name
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import ROOT, cli_backups

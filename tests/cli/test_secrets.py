@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from keras_dist_callbacks.base.terminal import say
 from keras_dist_callbacks.cli import output
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.terminal import say
 from tests.support.cli_backups import begin, commit, everything, kdc
 from tests.support.quoting_store import quoting
 from tests.support.secrets_table import REFUSED, SECRET, TAKEN, Given, found_in, said_about

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from keras_dist_callbacks.base.errors import ClusterError, ClusterTimeoutError, ConfigError
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError
 from keras_dist_callbacks.testing.plugin import ClusterFactory
 
 
@@ -24,7 +24,7 @@ def test_one_worker_talks_to_itself() -> None:
 
 _TALK = """
 import sys, keras_dist_callbacks as kdc
-from keras_dist_callbacks.errors import ClusterError
+from keras_dist_callbacks.base.errors import ClusterError
 kdc.make_strategy(cluster_options=kdc.ClusterOptions(startup_timeout=60))
 cluster = kdc.advanced.Cluster.detect()
 me = cluster.worker_index

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.cluster.cluster_token import ClusterToken
 from keras_dist_callbacks.cluster.rendezvous import Hello, prove
-from keras_dist_callbacks.errors import ConfigError
 
 SECRET = "a secret of more than 16 characters"  # noqa: S105 - of tests only
 

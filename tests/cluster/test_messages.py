@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from keras_dist_callbacks._compat import coordination
+from keras_dist_callbacks.base.errors import ClusterError
+from keras_dist_callbacks.base.process import shared
 from keras_dist_callbacks.cluster import cluster as cluster_module
 from keras_dist_callbacks.cluster import messaging, peer_monitor
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.coordinated_stop import CoordinatedStop
-from keras_dist_callbacks.errors import ClusterError
-from keras_dist_callbacks.process import shared
 
 ADDRESSES = ("127.0.0.1:1", "127.0.0.1:2")
 CHIEF = Cluster("worker", 0, 0, ADDRESSES, 20.0)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from keras_dist_callbacks._compat import coordination
+from keras_dist_callbacks.base.errors import ConfigError, PeerLostError
+from keras_dist_callbacks.base.process import shared
 from keras_dist_callbacks.cluster import messaging, peer_monitor
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.errors import ConfigError, PeerLostError
-from keras_dist_callbacks.process import shared
 from tests.support.no_threads import refused
 
 ADDRESSES = ("127.0.0.1:1", "127.0.0.1:2")

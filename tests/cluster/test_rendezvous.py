@@ -12,8 +12,8 @@ import time
 
 import pytest
 
+from keras_dist_callbacks.base.errors import ClusterTimeoutError, ConfigError
 from keras_dist_callbacks.cluster.rendezvous import wait_for_everyone
-from keras_dist_callbacks.errors import ClusterTimeoutError, ConfigError
 from tests.support.tf_config import config
 
 

@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 import pytest
 
+from keras_dist_callbacks.base.errors import ClusterTimeoutError
 from keras_dist_callbacks.cluster import rendezvous
 from keras_dist_callbacks.cluster.rendezvous import Hello, Reply, decode, encode, wait_for_everyone
-from keras_dist_callbacks.errors import ClusterTimeoutError
 from tests.support.cluster_starts import (
     ClusterStarts,
     drip,

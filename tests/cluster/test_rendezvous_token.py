@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from keras_dist_callbacks.base.errors import ClusterTimeoutError, ConfigError
 from keras_dist_callbacks.cluster import rendezvous
 from keras_dist_callbacks.cluster.cluster_token import ClusterToken
 from keras_dist_callbacks.cluster.rendezvous import Hello, Reply, decode, encode, prove
-from keras_dist_callbacks.errors import ClusterTimeoutError, ConfigError
 from keras_dist_callbacks.testing.plugin import ClusterFactory
 from tests.support.cluster_starts import ClusterStarts, is_hung_up, read_all, read_line, serving, starting
 from tests.support.processes import worker_processes

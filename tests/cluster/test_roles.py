@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.errors import ConfigError
 from tests.support.tf_config import WITH_CHIEF, WORKERS, config, detect
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.cluster.roles import Role
 from keras_dist_callbacks.cluster.schedulers import expand_hosts, read_scheduler
-from keras_dist_callbacks.errors import ConfigError
 from tests.support import ROOT
 
 SLURM = {

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.cluster.strategy import make_strategy
-from keras_dist_callbacks.errors import ConfigError
 from tests.support.processes import worker_processes
 from tests.support.tf_config import WORKERS, config
 

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.base.errors import BackupMismatchError, ConfigError
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings
 from tests.support.checkpoints import listed, note_path

@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.base.errors import StorageError
 from keras_dist_callbacks.checkpoints import end_note, files
-from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.evaluation import sources
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny

@@ -141,7 +141,7 @@ STUB = """
 import os, socket, sys, time
 from pathlib import Path
 from keras_dist_callbacks.cluster.roles import Role, split_address
-from keras_dist_callbacks.errors import PeerLostError
+from keras_dist_callbacks.base.errors import PeerLostError
 role = Role.detect()
 attempt = len(list(Path().glob(f"start-{role.worker_index}-*")))
 Path(f"start-{role.worker_index}-{attempt}").write_text(" ".join([*role.addresses, *sys.argv[1:]]))

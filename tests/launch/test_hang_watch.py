@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from keras_dist_callbacks.base.progress_file import Phase, ProgressReport
 from keras_dist_callbacks.launch.hang_watch import HangWatch
-from keras_dist_callbacks.progress_file import Phase, ProgressReport
 
 
 class Worker:

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks import errors, progress_file
+from keras_dist_callbacks.base import errors, progress_file
 from keras_dist_callbacks.launch.restart import is_worth_a_restart
 
 
@@ -85,7 +85,7 @@ def test_other_exits_stay_what_they_are() -> None:
 SCRIPT = """
 import sys
 from beside import WORD
-from keras_dist_callbacks.errors import PeerLostError
+from keras_dist_callbacks.base.errors import PeerLostError
 assert __name__ == "__main__" and sys.argv[1:] == ["--help", WORD], sys.argv
 if WORD == "lost":
     raise PeerLostError("worker 1 is gone")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from keras_dist_callbacks.base.progress_file import NO_BACKUP, Phase, ProgressReport
 from keras_dist_callbacks.launch.restart_policy import RestartPolicy, WorkerEnd
-from keras_dist_callbacks.progress_file import NO_BACKUP, Phase, ProgressReport
 
 End = tuple[int, int, tuple[int, int]]
 """The fit and the step at which a worker was killed, and the newest backup."""

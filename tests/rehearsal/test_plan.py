@@ -14,7 +14,7 @@ import keras
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.rehearsal.plan import VARIABLE, Plan, plan_in_force, published
 from tests.support import tiny
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.rehearsal import scratch as scratch_module
 from keras_dist_callbacks.rehearsal.plan import VARIABLE, Plan, published
 from keras_dist_callbacks.rehearsal.scratch import OPTIONS_VARIABLE, place_of

@@ -11,9 +11,9 @@ import pytest
 
 from keras_dist_callbacks.backups.manifest import PARTS
 from keras_dist_callbacks.backups.snapshot import Piece, Position, Snapshot, WorkerState
-from keras_dist_callbacks.errors import BackupMismatchError
+from keras_dist_callbacks.base.errors import BackupMismatchError
+from keras_dist_callbacks.state.fit_parts import FitParts
 from keras_dist_callbacks.state.part import Part
-from keras_dist_callbacks.training.parts import FitParts
 from tests.support import tiny
 
 

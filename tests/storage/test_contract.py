@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.base.errors import StorageError
 from keras_dist_callbacks.storage import remote_files, transfer
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.leftovers import leftovers

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.process import shared
+from keras_dist_callbacks.base.errors import StorageError
+from keras_dist_callbacks.base.process import shared
 from keras_dist_callbacks.storage import direct_io
 from keras_dist_callbacks.storage.storage import Storage
 

@@ -16,9 +16,9 @@ import pytest
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups import record_io
-from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.base.errors import StorageError
+from keras_dist_callbacks.base.process import shared
 from keras_dist_callbacks.launch import launcher
-from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import cli_backups

@@ -13,7 +13,7 @@ from pathlib import Path
 import fsspec.config
 import pytest
 
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.storage import google_cloud
 from tests.support.cli_backups import kdc
 from tests.support.secrets_table import REFUSED, SECRET, found_in

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.base.errors import StorageError
 from keras_dist_callbacks.storage.storage import Storage
 
 SECRET = {"a.txt": b"theirs", ".b.safetensors.tmp-" + "0" * 32: b"theirs too", "000001.json": b"{}"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.storage.redaction import reject_credentials
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny

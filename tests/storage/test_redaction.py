@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.storage.redaction import Redactor, redact, redact_text
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage

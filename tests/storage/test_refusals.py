@@ -19,7 +19,7 @@ import pytest
 from botocore.exceptions import ClientError
 from s3fs.errors import translate_boto_error
 
-from keras_dist_callbacks.errors import ConfigError, StorageError
+from keras_dist_callbacks.base.errors import ConfigError, StorageError
 from keras_dist_callbacks.storage.redaction import Redactor
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.base.errors import StorageError
 from keras_dist_callbacks.storage import store_errors
 from keras_dist_callbacks.storage.remote_files import Connection, RemoteFiles
 from keras_dist_callbacks.storage.retry import RetryPolicy

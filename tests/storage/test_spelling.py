@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.storage.test_mistyped_urls import PLACES
 from tests.support.cli_backups import kdc as run_kdc

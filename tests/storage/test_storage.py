@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.errors import ConfigError, StorageError
+from keras_dist_callbacks.base.errors import ConfigError, StorageError
 from keras_dist_callbacks.storage.remote_files import _Progress
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage, redact

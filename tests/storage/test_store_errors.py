@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from keras_dist_callbacks.errors import ConfigError, StorageError
+from keras_dist_callbacks.base.errors import ConfigError, StorageError
 from keras_dist_callbacks.storage import remote_files
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from keras_dist_callbacks import machine
-from keras_dist_callbacks.process import shared
+from keras_dist_callbacks.base import machine
+from keras_dist_callbacks.base.process import shared
 from keras_dist_callbacks.storage import temporary
 from tests.support import ROOT
 from tests.support.leftovers import leftovers
@@ -187,7 +187,7 @@ def test_many_processes_that_start_at_once_do_not_delete_each_others_directories
 ) -> None:
     code = """
 import sys, time
-from keras_dist_callbacks.process import shared
+from keras_dist_callbacks.base.process import shared
 from keras_dist_callbacks.storage import temporary
 for _ in range(200):
     shared(temporary.Directories).own.clear()  # as another process

@@ -17,8 +17,8 @@ import pytest
 from keras_dist_callbacks.backups import codec, reading
 from keras_dist_callbacks.backups.manifest import decode_manifest
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
-from keras_dist_callbacks.engine.committer import EngineOptions
-from keras_dist_callbacks.errors import DamagedBackupError, FencedError
+from keras_dist_callbacks.base.errors import DamagedBackupError, FencedError
+from keras_dist_callbacks.run.engine.committer import EngineOptions
 from keras_dist_callbacks.storage.local_files import temporary_name
 from tests.support.recording import ROOT, Files, Operation, RecordingStore, Run, tensors_at
 

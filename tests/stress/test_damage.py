@@ -18,8 +18,8 @@ from keras_dist_callbacks.backups import codec, reading
 from keras_dist_callbacks.backups.codec import tensor_bytes
 from keras_dist_callbacks.backups.manifest import decode_manifest, encode_manifest
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
-from keras_dist_callbacks.engine.committer import EngineOptions
-from keras_dist_callbacks.errors import DamagedBackupError
+from keras_dist_callbacks.base.errors import DamagedBackupError
+from keras_dist_callbacks.run.engine.committer import EngineOptions
 from tests.support.recording import ROOT, Files, RecordingStore, Run, tensors_at
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*quarantined:RuntimeWarning")

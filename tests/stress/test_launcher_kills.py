@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from keras_dist_callbacks.base.progress_file import _Cell
 from keras_dist_callbacks.launch import worker
-from keras_dist_callbacks.progress_file import _Cell
 from keras_dist_callbacks.testing import assert_same_run
 from keras_dist_callbacks.testing.local_cluster import _WORKER_ENV
 from tests.support import SUPPORT

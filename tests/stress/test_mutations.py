@@ -19,12 +19,12 @@ import xxhash
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups import owner_records
+from keras_dist_callbacks.backups.select_backup import latest_intact
 from keras_dist_callbacks.backups.snapshot import CommitId
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.base.errors import BackupError, BackupMismatchError
 from keras_dist_callbacks.checkpoints import files
-from keras_dist_callbacks.engine import worker_state
-from keras_dist_callbacks.engine.select_backup import latest_intact
-from keras_dist_callbacks.errors import BackupError, BackupMismatchError
+from keras_dist_callbacks.run.engine import worker_state
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny
 from tests.support.checkpoints import opened

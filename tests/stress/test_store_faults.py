@@ -12,8 +12,8 @@ import pytest
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.engine.writer import shared_writer
-from keras_dist_callbacks.errors import BackupError
+from keras_dist_callbacks.base.errors import BackupError
+from keras_dist_callbacks.run.engine.writer import shared_writer
 from keras_dist_callbacks.storage import retry
 from keras_dist_callbacks.storage import storage as storage_module
 from keras_dist_callbacks.storage.retry import RetryPolicy

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from keras_dist_callbacks.process import PARTS
-from keras_dist_callbacks.process_runs import ProcessRuns
+from keras_dist_callbacks.base.process import PARTS
+from keras_dist_callbacks.base.process_runs import ProcessRuns
 
 SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from keras_dist_callbacks.engine import writer
+from keras_dist_callbacks.run.engine import writer
 
 REAL_PRIORITY = writer.lower_priority
 VARIABLE = "KDC_TESTS_SHARE_PROCESSORS"

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from keras_dist_callbacks.base.process import PARTS
 from keras_dist_callbacks.checkpoints import end_note, files, ownership
 from keras_dist_callbacks.checkpoints.files import Listing
 from keras_dist_callbacks.checkpoints.record import Checkpoint, CheckpointRecord
-from keras_dist_callbacks.process import PARTS
 from keras_dist_callbacks.storage.storage import Storage
 
 TEMPLATE = "{epoch}.keras"

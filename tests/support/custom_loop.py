@@ -23,7 +23,7 @@ def on_step(epoch: int, batch: int) -> None:
     with open(f"{record}-steps{me}", "a") as file:
         file.write(f"{epoch}:{batch}\n")
     if f"{epoch}:{batch}" == kill and me == kdc.advanced.Cluster.detect().num_workers - 1:
-        from keras_dist_callbacks.engine.writer import shared_writer
+        from keras_dist_callbacks.run.engine.writer import shared_writer
 
         shared_writer().wait()
         Path(f"{record}-steps{me}").write_text(Path(f"{record}-steps{me}").read_text().rsplit("\n", 2)[0] + "\n")

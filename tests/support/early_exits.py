@@ -11,8 +11,8 @@ import keras
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.base.process import shared
 from keras_dist_callbacks.cluster import peer_monitor
-from keras_dist_callbacks.process import shared
 from tests.support import tiny
 from tests.support.grouped import grouped
 

@@ -18,8 +18,8 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 import keras
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.evaluation import results
+from keras_dist_callbacks.run.engine.writer import shared_writer
 from keras_dist_callbacks.testing import KillAt
 from tests.support import (
     busy_machine,  # noqa: F401 - it changes this process on request

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.engine.writer import shared_writer
+from keras_dist_callbacks.run.engine.writer import shared_writer
 from tests.support import wandb_files
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))

@@ -21,7 +21,7 @@ import keras_dist_callbacks as kdc
 import tests.support.busy_machine  # noqa: F401 - it changes this process on request
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.engine.writer import shared_writer
+from keras_dist_callbacks.run.engine.writer import shared_writer
 from keras_dist_callbacks.storage.storage import Storage
 
 LOSSES = [5.0, 4.0, 1.0, 3.0, 2.0, 2.5]

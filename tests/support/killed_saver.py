@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.engine.test_committer import Saver
+from tests.run.engine.test_committer import Saver
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ def after(place):
         time.sleep(0.01)
 
 def trained(step, backup=None, fit=1):
-    from keras_dist_callbacks.progress_file import progress_file
+    from keras_dist_callbacks.base.progress_file import progress_file
     file = progress_file()
     for _ in range(fit):
         file.begin_fit("backup")

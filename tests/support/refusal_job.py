@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.errors import BackupMismatchError
+from keras_dist_callbacks.base.errors import BackupMismatchError
 from tests.support import tiny
 from tests.support.refused_models import CHANGES, Unfreeze, compiled
 from tests.support.workload import make_strategy

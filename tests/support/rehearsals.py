@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.base.process import PARTS
+from keras_dist_callbacks.base.process_runs import ProcessRuns
 from keras_dist_callbacks.cli.rehearsal.comparison import RunBackups
-from keras_dist_callbacks.process import PARTS
-from keras_dist_callbacks.process_runs import ProcessRuns
 from keras_dist_callbacks.rehearsal import records
 from keras_dist_callbacks.rehearsal import scratch as scratch_module
 from keras_dist_callbacks.rehearsal.plan import VARIABLE, Kill, Plan, published
+from keras_dist_callbacks.run import rehearsed_session
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.training import rehearsed_session
 
 
 class Killed(BaseException):

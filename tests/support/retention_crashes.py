@@ -18,10 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from keras_dist_callbacks.backups.retention import Rules
+from keras_dist_callbacks.base.errors import DamagedBackupError
 from keras_dist_callbacks.callbacks.checkpoint_writer import CheckpointWriter, SavedFile
 from keras_dist_callbacks.checkpoints import files
-from keras_dist_callbacks.engine.writer import Owner, shared_writer
-from keras_dist_callbacks.errors import DamagedBackupError
+from keras_dist_callbacks.run.engine.writer import Owner, shared_writer
 from tests.support.checkpoint_crashes import end_at
 from tests.support.checkpoints import TEMPLATE, opened, record, write_model
 from tests.support.retention_table import ALL, VALUES

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 import tests.support.busy_machine  # noqa: F401 - it changes this process on request
-from keras_dist_callbacks.engine.writer import shared_writer
+from keras_dist_callbacks.run.engine.writer import shared_writer
 from keras_dist_callbacks.testing import KillAt, record_run
 
 ROWS, BATCH, EPOCHS = 48, 8, 3

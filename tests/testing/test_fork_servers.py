@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from keras_dist_callbacks.errors import ClusterError, ConfigError
+from keras_dist_callbacks.base.errors import ClusterError, ConfigError
+from keras_dist_callbacks.base.process import PARTS
 from keras_dist_callbacks.launch.processes import WorkerProcess
-from keras_dist_callbacks.process import PARTS
 from keras_dist_callbacks.testing import LocalCluster, local_cluster
 from keras_dist_callbacks.testing import fork_servers as module
 from keras_dist_callbacks.testing.fork_servers import (

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from keras_dist_callbacks.base.errors import ClusterError, ClusterTimeoutError, ConfigError
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError
 from keras_dist_callbacks.launch.processes import free_ports, is_free
 from keras_dist_callbacks.testing import LocalCluster, Step, count_calls, read_steps, run_until_done
 from tests.support import SUPPORT

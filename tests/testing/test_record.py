@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.testing import CountCalls, KillAt, assert_same_run, compare_runs, count_calls, record_run
 
 HISTORY = {"loss": [0.5, 0.1 + 0.2], "top": [1, 2], "per_class": [np.array([0.1, 0.2], "float32")]}

@@ -15,7 +15,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from keras_dist_callbacks.errors import KdcError
+from keras_dist_callbacks.base.errors import KdcError
 from keras_dist_callbacks.testing import LocalCluster, assert_same_run
 
 KILL = "epoch=5,batch=59"  # training step 374 (an epoch has 63), in the middle of an epoch

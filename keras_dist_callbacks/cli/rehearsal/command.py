@@ -18,18 +18,18 @@ from typing import NoReturn
 
 import typer
 
+from keras_dist_callbacks.base.errors import ConfigError
+from keras_dist_callbacks.base.terminal import write_line
 from keras_dist_callbacks.cli.output import opened
 from keras_dist_callbacks.cli.rehearsal.rehearse import CANNOT, EQUAL, Rehearsing
 from keras_dist_callbacks.cli.rehearsal.report import show_rehearsal
 from keras_dist_callbacks.cli.rehearsal.runs import Runner, Settings
-from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.launch import guard
 from keras_dist_callbacks.rehearsal.plan import VARIABLE
 from keras_dist_callbacks.rehearsal.scratch import OPTIONS_VARIABLE
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import reject_credentials
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.terminal import write_line
 
 _OVERWRITES = (
     "the short runs overwrite what the script itself writes, such as results and Keras' own ModelCheckpoint; "

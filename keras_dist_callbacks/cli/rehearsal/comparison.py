@@ -15,7 +15,7 @@ from keras_dist_callbacks.backups.findings import FINDINGS
 from keras_dist_callbacks.backups.reading import read_tensors
 from keras_dist_callbacks.backups.snapshot import JSON, VARIABLES, Manifest, Position, TensorInfo
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.validation import format_value
+from keras_dist_callbacks.base.validation import format_value
 
 _CALLBACK = "callbacks/"
 _OWN_CHECKPOINT = f"{_CALLBACK}kdc.ModelCheckpoint("

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from keras_dist_callbacks.errors import ClusterTimeoutError
+from keras_dist_callbacks.base.errors import ClusterTimeoutError
 from keras_dist_callbacks.launch.processes import WorkerProcess
 from keras_dist_callbacks.rehearsal import records
 from keras_dist_callbacks.rehearsal.plan import VARIABLE, Kill, Plan, published

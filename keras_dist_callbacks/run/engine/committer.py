@@ -1,0 +1,218 @@
+"""Commits one snapshot: encodes it, stages its blobs, writes the manifest."""
+
+from __future__ import annotations
+
+import collections
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from keras_dist_callbacks.backups.codec import Fingerprint, Packer, fingerprints, referenced_blobs, tensor_bytes
+from keras_dist_callbacks.backups.snapshot import (
+    JSON,
+    CommitId,
+    Manifest,
+    Position,
+    Snapshot,
+    TensorInfo,
+    WorkerRecord,
+)
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.errors import StorageError
+from keras_dist_callbacks.base.terminal import data_size, uploads
+from keras_dist_callbacks.options import WriteOptions
+from keras_dist_callbacks.run.engine.background import gc_paused
+from keras_dist_callbacks.run.engine.worker_state import LocalState, WorkerStateExchange
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the backups of one run are written.
+
+    Attributes:
+        double_checkpoint: A commit shares no blob with the one before it.
+        progress: Print what happens, and show long uploads on a terminal.
+        write: The options of writing.
+        keep_all: No backup is deleted when newer ones are there.
+
+    Raises:
+        ConfigError: A value is wrong.
+    """
+
+    double_checkpoint: bool = False
+    progress: bool = False
+    write: WriteOptions = field(default_factory=WriteOptions)
+    keep_all: bool = False
+
+    def __post_init__(self) -> None:
+        validation.check_fields(self, but={"write"})
+
+
+KEPT_COMMITS = 2
+_LARGE = 2**18  # bytes of a tensor
+_SAVES = 20  # that are looked back at
+_IN_A_ROW = 3
+
+
+class Committer:
+    """Commits the snapshots of one run, one after the other.
+
+    Args:
+        store: The backup directory.
+        exchange: Gets what other workers have of their own.
+        options: How backups are written.
+        note: Is given what the user should know.
+
+    Attributes:
+        info: What manifests say about this run.
+        newest: Where the newest backup that this worker knows of is.
+        state_bytes: Of the tensors of the newest snapshot; 0 before the first.
+    """
+
+    def __init__(
+        self, store: BackupStore, exchange: WorkerStateExchange, options: EngineOptions, note: Callable[[str], None]
+    ) -> None:
+        self._store, self._exchange, self._options, self._note = store, exchange, options, note
+        self._sequence = 0
+        self._known: list[Mapping[str, TensorInfo]] = []  # tensors of the newest commits of this run
+        self._novelty = _Novelty()
+        self._orphans_deleted = self._orphans_collected = self._has_warned = False
+        self.info: Mapping[str, JSON] = {}
+        self.newest: Position | None = None
+        self.state_bytes = 0
+
+    def commit(self, save: int, snapshot: Snapshot) -> None:
+        """Writes and publishes a snapshot, then deletes what it makes needless.
+
+        Args:
+            save: Its number, the same on every worker.
+            snapshot: The chief's.
+
+        Raises:
+            FencedError: A newer run has taken the directory.
+            StorageError: The store failed.
+            BackupError: Another worker did not deliver its part.
+        """
+        store = self._store
+        try:
+            self.state_bytes = sum(held.array().nbytes for held in snapshot.tensors.values())
+            # What is new in each save is hashed while it is written: to look for its content beforehand is in vain, and
+            # takes time. Other workers and stores must know it before they write; through the page cache, hashing
+            # beforehand was measured to cost less. What is not new after all is written in vain, once.
+            later: set[str] = set()
+            if store.storage.writes_directly and self._exchange.cluster.num_workers == 1:
+                later = self._novelty.always_new
+            with gc_paused():
+                prints = fingerprints({name: held for name, held in snapshot.tensors.items() if name not in later})
+        except BaseException:
+            self._exchange.skip(save)  # the other workers wait for the chief to ask them
+            raise
+        others = self._exchange.collect(save, snapshot, prints)
+        store.check_ownership()
+        if not self._orphans_deleted:  # before anything is written, which may need their space
+            self._tidy(store.delete_orphans)
+            self._orphans_deleted = True
+        try:
+            self._publish(snapshot, prints, others)
+        except StorageError as error:
+            if not error.full:
+                raise
+            self._tidy(lambda: store.delete_to_free_space(KEPT_COMMITS))
+            try:
+                self._publish(snapshot, prints, others)
+            except StorageError as again:
+                if again.full:
+                    again.args = (
+                        f"{again} (a complete backup takes {data_size(self.state_bytes)}; two of them are kept while a "
+                        "third one is written)",
+                    )
+                raise again from error
+        if not self._options.keep_all:
+            self._tidy(self._prune)
+
+    def _publish(self, snapshot: Snapshot, prints: Mapping[str, Fingerprint], others: Sequence[LocalState]) -> None:
+        store, options = self._store, self._options
+        sizes = {path: blob.size for path, blob in store.staged.items()}
+        copy = self._sequence + 1 if options.double_checkpoint else 0
+        packer = Packer(self._shared_tensors(), store.blob_directory, sizes, copy)
+        size = packer.bytes_to_write(snapshot.tensors, prints) if options.progress else 0
+        with (
+            uploads(f"backup at {snapshot.position}", size, shown=options.progress) as advance,
+            store.storage.reporting(advance),
+        ):
+            store.stage_all(packer.pack(snapshot.tensors, prints))
+        with gc_paused():
+            records = [WorkerRecord(packer.locate(snapshot.tensors, prints), snapshot.state)]
+            self._novelty.note({**prints, **packer.found})
+        for worker, local in enumerate(others, start=1):
+            store.stage_all(packer.pack(local.tensors, local.prints, prefix=f"worker{worker}/"))
+            records.append(WorkerRecord(packer.locate(local.tensors, local.prints), local.state))
+        self._sequence += 1
+        with gc_paused():
+            manifest = Manifest(
+                CommitId(store.generation, self._sequence, uuid.uuid4().hex[:12]),
+                snapshot.position,
+                referenced_blobs(records, store.staged),
+                tuple(records),
+                {**self.info, "created": time.time()},
+            )
+        # A commit that fails may be there all the same: until one was read back, it is not known which commit is the
+        # one before, so that the next ones refer to no tensor of any.
+        known, self._known = self._known, []
+        try:
+            store.commit(manifest)
+        except StorageError as error:
+            if error.full:  # then it is known: it is not there
+                self._known = known
+            raise
+        self.newest = snapshot.position
+        unique = {f"{info.blob}:{info.key}": info for record in records for info in record.tensors.values()}
+        self._known = [*known[-1:], unique]
+
+    def _shared_tensors(self) -> Mapping[str, TensorInfo]:
+        """The tensors that a commit may refer to instead of writing them again."""
+        age = 2 if self._options.double_checkpoint else 1  # two successive commits share no blob, every second one may
+        if len(self._known) < age:
+            return {}
+        present = self._store.staged
+        return {name: info for name, info in self._known[-age].items() if info.blob in present}
+
+    def _prune(self) -> None:
+        self._store.prune(KEPT_COMMITS)
+        if not self._orphans_collected:
+            self._store.collect_orphans()
+            self._orphans_collected = True
+
+    def _tidy(self, delete: Callable[[], object]) -> None:
+        """Deletes something; if the store refuses, the user is warned once."""
+        try:
+            delete()
+        except StorageError as error:
+            if not self._has_warned:
+                self._note(f"old backups and leftovers cannot be deleted: {error}")
+            self._has_warned = True
+        while self._store.notes:
+            self._note(self._store.notes.pop())
+
+
+class _Novelty:
+    """Which large tensors have another content in each save than in all of the last ones, as weights that train do."""
+
+    def __init__(self) -> None:
+        self._seen: collections.deque[frozenset[Fingerprint]] = collections.deque(maxlen=_SAVES)
+        self._in_a_row: Mapping[str, int] = {}  # in how many saves each was new
+
+    @property
+    def always_new(self) -> set[str]:
+        """The names of those that were new in each of the last saves."""
+        return {name for name, saves in self._in_a_row.items() if saves >= _IN_A_ROW}
+
+    def note(self, prints: Mapping[str, Fingerprint]) -> None:
+        """A save has these tensors."""
+        often, seen = collections.Counter(prints.values()), frozenset().union(*self._seen)
+        large = {name: found for name, found in prints.items() if tensor_bytes(found) >= _LARGE}
+        new = [name for name, found in large.items() if often[found] == 1 and found not in seen]
+        self._in_a_row = {name: self._in_a_row.get(name, 0) + 1 for name in new}
+        self._seen.append(frozenset(large.values()))

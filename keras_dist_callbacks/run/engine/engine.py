@@ -1,0 +1,364 @@
+"""Saves the snapshots of one run and chooses the backup of an earlier one; it does not know Keras."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import platform
+import queue
+from collections.abc import Callable, Mapping
+from typing import Self
+
+from keras_dist_callbacks.backups.reading import Allocate
+from keras_dist_callbacks.backups.select_backup import latest_intact, load
+from keras_dist_callbacks.backups.snapshot import JSON, CommitId, Position, Snapshot, WorkerState
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.base.errors import BackupError, FencedError, PeerLostError, StorageError
+from keras_dist_callbacks.base.progress_file import Phase, progress_file
+from keras_dist_callbacks.base.terminal import is_shown, warn
+from keras_dist_callbacks.cluster import messaging
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.options import ASSUMED_SAVE_SECONDS
+from keras_dist_callbacks.run.engine.committer import Committer, EngineOptions
+from keras_dist_callbacks.run.engine.skipped_saves import SkippedSaves
+from keras_dist_callbacks.run.engine.worker_state import WorkerStateExchange
+from keras_dist_callbacks.run.engine.writer import Owner, Writer, shared_writer
+from keras_dist_callbacks.storage.storage import Storage
+
+
+class BackupEngine:
+    """Saves snapshots of one run and finds the newest good one of earlier runs.
+
+    Attributes:
+        cluster: Who takes part.
+        fenced: Why this run does not own the directory any more; None as long as that is not known.
+    """
+
+    def __init__(
+        self,
+        store: BackupStore,
+        cluster: Cluster,
+        exchange: WorkerStateExchange,
+        writer: Writer,
+        options: EngineOptions,
+        runs: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.cluster = cluster
+        self._store = store
+        self._worker_states = exchange
+        self._writer, self._owner = writer, Owner(runs)
+        self._options = options = dataclasses.replace(options, progress=is_shown(options.progress))
+        self._committer = Committer(store, exchange, options, self._note)
+        self._saves = self._failed = 0  # in all; in a row
+        self._skipped = SkippedSaves()
+        self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()  # what happened in the background
+        self.fenced: FencedError | None = None
+
+    @property
+    def name(self) -> str:
+        """What distinguishes this run's messages from another's; the same on every worker."""
+        return self._worker_states.name
+
+    @property
+    def runs(self) -> bool:
+        """Whether the run has not ended; to be asked in any thread."""
+        return self._owner.runs()
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether a bar, or a line, of this run is for the terminal."""
+        return self._options.progress
+
+    @property
+    def directory(self) -> str:
+        """The backup directory, as it may be shown."""
+        return self._store.storage.display()
+
+    @property
+    def generation(self) -> int:
+        """This run's number in the backup directory; 0 before `claim`."""
+        return self._store.generation
+
+    @property
+    def committed(self) -> Position | None:
+        """Where the newest backup that this worker knows of is."""
+        return self._committer.newest
+
+    @property
+    def writing(self) -> bool:
+        """Whether a backup is being written; other jobs of the writer do not count."""
+        return not self._writer.is_done(self._owner)
+
+    @property
+    def waits(self) -> bool:
+        """Whether training waits if a backup is due while the one before is being written."""
+        return self._options.write.when_busy == "wait"
+
+    @property
+    def seconds_to_save(self) -> float:
+        """How long a last backup may take: as the longest one so far, after what is being written."""
+        return (self._owner.longest or ASSUMED_SAVE_SECONDS) + self._writer.seconds_left
+
+    @property
+    def held_bytes(self) -> int:
+        """What the snapshot of an unfinished backup holds; 0 without one, and before the first was begun."""
+        return self._committer.state_bytes if self.writing else 0
+
+    @classmethod
+    def open(
+        cls, storage: Storage, cluster: Cluster, name: str, options: EngineOptions, runs: Callable[[], bool]
+    ) -> Self:
+        """An engine for one run, which writes through the queue that all runs of this process share.
+
+        Args:
+            storage: The backup directory.
+            cluster: Who takes part.
+            name: What distinguishes this run's messages from another's; the same on every worker.
+            options: How backups are written.
+            runs: Whether the run has not ended, to be asked in any thread.
+        """
+        exchange = WorkerStateExchange(cluster, name, options.write.max_local_state, cluster.patience)
+        return cls(BackupStore(storage), cluster, exchange, shared_writer(), options, runs)
+
+    # --- at the start
+
+    def prepare(self) -> None:
+        """Makes sure that the chief can write into the directory; raises what `BackupStore.prepare` does."""
+        self.cluster.on_chief(self._store.prepare, "opening the backup directory")
+
+    def pick(self, allocate: Allocate | None = None) -> tuple[CommitId, WorkerState] | None:
+        """The newest good commit, the same on every worker, verified; None if nothing was ever committed.
+
+        Args:
+            allocate: Where large tensors get their memory. Defaults to numpy.
+
+        Raises:
+            DamagedBackupError: No commit is intact.
+            ClusterError: A worker cannot read what the chief chose.
+        """
+        workers, worker, timeout = self.cluster.num_workers, self.cluster.worker_index, self.cluster.patience
+        # The chief alone looks for it, and moves damaged ones aside; the others read the one that it names.
+        chosen = self.cluster.on_chief(
+            lambda: latest_intact(self._store, workers, allocate, verbose=self._options.progress),
+            "choosing a backup",
+            timeout,
+        )
+        name = self.cluster.broadcast(chosen[0].name if chosen else None, "chosen backup", timeout, kind=str | None)
+        if name is None:
+            self._report_backup(None)
+            return None
+        commit = CommitId.parse(name.rpartition("/")[2])
+        if commit is None:
+            raise BackupError(f"{name!r} is not a commit")
+        state = self.cluster.agree(
+            lambda: chosen[1] if chosen else load(self._store, self._store.manifest(commit), workers, worker, allocate),
+            f"reading {self._store.storage.display(name)}",
+            timeout,
+        )
+        self._committer.newest = state.position
+        self._report_backup(state.position)
+        return commit, state
+
+    def claim(self, info: Mapping[str, JSON], by: str = "BackupAndRestore") -> int:
+        """Takes the directory for this run; fences every earlier one.
+
+        Args:
+            info: What manifests say about this run: versions, strategy, replicas.
+            by: What claims it, for the message that an earlier run gets.
+
+        Returns:
+            The generation, on every worker.
+        """
+        described = {**info, "python": platform.python_version(), "workers": self.cluster.num_workers}
+        self._committer.info = described
+        taken = self.cluster.on_chief(lambda: self._store.claim(described, by), "claiming the backup directory")
+        self._store.generation = int(self.cluster.broadcast(taken, "generation", kind=int))
+        return self._store.generation
+
+    # --- while training
+
+    def save(self, take: Callable[[], Snapshot]) -> None:
+        """Takes a snapshot and hands it to the background thread, once the one before is written: one is held at most.
+
+        That no thread can be started is a save that fails, as any other.
+
+        Args:
+            take: Captures this worker's.
+
+        Raises:
+            BackupError: Too many saves have failed in a row.
+        """
+        chief = self.cluster.is_chief
+        write, note_failure = (self._write, self._note_failure) if chief else (self._deliver, self._note_missing_part)
+        with progress_file().during(Phase.SAVE):
+            self._saves += 1
+            try:
+                if self._writer.busy and chief:
+                    self._worker_states.mark_queued(self._saves)
+                self._writer.wait_for(self._owner)
+                snapshot = take()
+                self._skipped.record_start(snapshot.position.step)
+                job = functools.partial(write, self._saves, snapshot)
+                try:
+                    self._writer.submit(job, f"backup at {snapshot.position}", self._owner)
+                except RuntimeError as error:
+                    self._skip()
+                    note_failure(snapshot.position, error)
+            except BaseException:
+                self._skip()
+                raise
+
+    def _skip(self) -> None:
+        """Other workers do not wait for the chief in a save that it could not begin."""
+        if self.cluster.is_chief:
+            self._worker_states.skip(self._saves)
+
+    def note_late(self, step: int, every: int) -> None:
+        """On the chief: a backup that is due every so many steps waits for the one that is being written."""
+        if self.cluster.is_chief and (note := self._skipped.record_late(step, every)) is not None:
+            self._note(note)
+
+    def poll(self) -> None:
+        """Lets what happened in the background surface: failures are raised, notes become warnings."""
+        if self._writer.failed(self._owner):
+            self._writer.raise_failure(self._owner)
+        for note in self.take_notes():
+            warn(note)
+
+    def take_notes(self) -> list[str]:
+        """What happened in the background and was not reported yet."""
+        notes = []
+        while not self._notes.empty():  # one thread takes them
+            notes.append(self._notes.get())
+        return notes
+
+    def take_failure(self) -> BaseException | None:
+        """The error that a background write ended with, if it was not reported yet."""
+        return self._writer.take_failure(self._owner)
+
+    def abort(self) -> None:
+        """The run ends, or the cluster is lost: nothing that needs other workers is waited for any more."""
+        self._worker_states.abort.set()
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Waits until what was handed over is committed; whether it was, within `timeout` seconds."""
+        return self._writer.wait(timeout)
+
+    def leave(self, snapshot: Snapshot, timeout: float) -> Position | None:
+        """Commits a last snapshot, and lets all workers go together; the chief leaves last.
+
+        Args:
+            snapshot: This worker's.
+            timeout: Seconds for it.
+
+        Returns:
+            Where the newest backup is, on every worker; None without a backup.
+
+        Raises:
+            FencedError: A newer run has taken the directory.
+            ClusterError: A worker is gone.
+        """
+        self.save(lambda: snapshot)
+        self._writer.wait(timeout)
+        self._writer.raise_failure(self._owner)
+        newest = None if self.committed is None else dataclasses.asdict(self.committed)
+        # Whether it was saved in time, the chief alone knows.
+        newest = self.cluster.broadcast(newest, "stopping early", timeout, kind=Position | None)
+        self.cluster.leave("stopping early", timeout)
+        return None if newest is None else Position(**newest)
+
+    def finish(self, take: Callable[[], Snapshot], *, delete: bool) -> None:
+        """Commits the end of training once every worker has arrived; the chief leaves last.
+
+        Args:
+            take: Captures this worker's final state.
+            delete: Remove the backup afterwards.
+        """
+
+        def complete() -> None:
+            self._writer.wait()
+            self._writer.raise_failure(self._owner)
+            if delete and self._failed:
+                self._note("the final backup failed, so the last intact one is kept instead of being deleted")
+            elif delete:
+                self._delete_everything()
+
+        self.cluster.barrier("end of training", self.cluster.patience)
+        self.save(take)
+        self.cluster.on_chief(complete, "the final backup", self.cluster.patience)
+        self._writer.wait()
+        with contextlib.suppress(PeerLostError):  # everything is done: a worker that is lost now may have ended
+            self.cluster.leave("end of fit", self.cluster.patience)
+        if (note := self._skipped.summary()) is not None:
+            self._note(note)
+        self.poll()
+
+    def delete_finished(self, commit: str) -> None:
+        """Deletes the backup of a run that ended, unless a newer run has committed since; to be called after `claim`.
+
+        Args:
+            commit: The name of the last backup.
+        """
+
+        def delete_if_newest() -> None:
+            commits = self._store.commits()
+            if commits and commits[-1].name == commit:
+                self._delete_everything()
+
+        self.cluster.on_chief(delete_if_newest, "deleting the backup", self.cluster.patience)
+        self.poll()
+
+    def _delete_everything(self) -> None:
+        progress_file().forget_backup(self.directory)  # killed meanwhile, it may or may not be there
+        try:
+            self._store.delete_everything()
+        except StorageError as error:
+            self._note(f"the backup could not be deleted: {error}")
+        else:
+            self._report_backup(None)
+
+    # --- in the background
+
+    def _write(self, save: int, snapshot: Snapshot) -> None:
+        try:
+            self._committer.commit(save, snapshot)
+        except FencedError as error:
+            self.fenced = error
+            if error.nothing_left:
+                self._committer.newest = None
+                self._report_backup(None)
+            raise
+        except (StorageError, RuntimeError, MemoryError) as error:  # errors of backups and clusters are RuntimeErrors
+            self._note_failure(snapshot.position, error)
+        else:
+            self._failed = 0
+            self._skipped.record_commit()
+            self._report_backup(snapshot.position)
+
+    def _deliver(self, save: int, snapshot: Snapshot) -> None:
+        """On another worker than the chief, which writes."""
+        try:
+            self._worker_states.deliver(save, snapshot)
+        except RuntimeError as error:  # those of this package are, and what Python raises if no thread can be started
+            self._note_missing_part(snapshot.position, error)
+
+    def _note_missing_part(self, position: Position, error: Exception) -> None:
+        self._note(f"this worker's part of the backup at {position} was not saved: {error}")
+
+    def _report_backup(self, newest: Position | None) -> None:
+        """Tells a launcher of the newest backup; the chief does so, the only one that always knows."""
+        if self.cluster.is_chief:
+            progress_file().backup(self.directory, None if newest is None else newest.step)
+
+    def _note_failure(self, position: Position, error: Exception) -> None:
+        """A save has failed, in whichever thread; raises where it is one too many."""
+        self._failed += 1
+        limit = self._options.write.max_failed_saves
+        if limit is not None and self._failed >= limit:
+            raise BackupError(f"{self._failed} backups failed in a row, the last one: {error}") from error
+        goes_on = "" if messaging.lost() or self._worker_states.abort.is_set() else " and training continues"
+        self._note(f"the backup at {position} failed{goes_on}: {error}")
+
+    def _note(self, text: str) -> None:
+        self._notes.put(text)

@@ -1,0 +1,305 @@
+"""Restores a backup into a running fit(): before its first epoch, or within the interrupted one."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from keras_dist_callbacks._compat import building, replay
+from keras_dist_callbacks._compat import running_fit as seam
+from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups.findings import Finding, sentences
+from keras_dist_callbacks.backups.snapshot import JSON, CommitId, WorkerState
+from keras_dist_callbacks.base.errors import BackupError, BackupMismatchError
+from keras_dist_callbacks.base.process import shared
+from keras_dist_callbacks.base.process_runs import ProcessRuns, RunsIn, runs_of
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.run import loading, resume_mode
+from keras_dist_callbacks.run.engine.schedule import Schedule
+from keras_dist_callbacks.run.resume_mode import FIT_TOPIC
+from keras_dist_callbacks.state.compiled_model import Built, build
+from keras_dist_callbacks.state.facts.part import changes_of_run
+from keras_dist_callbacks.state.fit_parts import FitParts
+from keras_dist_callbacks.state.part import Moment, Part
+
+
+class Mode(enum.Enum):
+    """What a backup means for a fit.
+
+    Attributes:
+        SKIP: A later fit of the same model saved it: the weights are restored, no step is run, and nothing is written.
+        COMPLETE: It leaves the fit nothing to do: it is restored, and nothing is written.
+        CONTINUE: A fit of this process ended there, with the same model: nothing is restored.
+        RESTORE: It is restored, and training resumes.
+    """
+
+    SKIP = enum.auto()
+    COMPLETE = enum.auto()
+    CONTINUE = enum.auto()
+    RESTORE = enum.auto()
+
+
+@dataclass
+class Resume:
+    """The backup that a fit resumes from.
+
+    Attributes:
+        commit: Its name.
+        saved: Its content.
+        mode: What it means for this fit; None until that is decided.
+        is_pending: It is not restored yet.
+    """
+
+    commit: CommitId
+    saved: WorkerState
+    mode: Mode | None = None
+    is_pending: bool = True
+
+    @property
+    def runs_steps(self) -> bool:
+        """Whether the fit has steps to run, as far as it is known."""
+        return self.mode not in (Mode.SKIP, Mode.COMPLETE)
+
+
+def is_built_later(fit: seam.RunningFit, saved: WorkerState) -> bool:
+    """Returns whether the interrupted epoch is the first one, in which a model that is not built is built again."""
+    position, first = saved.position, saved.state.get("input/first_epoch")
+    return position.kind == "within" and position.epoch == first and building.has_unbuilt_layers(fit.model)
+
+
+class FitRestore:
+    """Restores one backup into one fit, on every worker.
+
+    Args:
+        resume: The backup.
+        fit: The running fit.
+        parts: Those of its state.
+        this_fit: What distinguishes it from other fits in the same directory.
+        runs: Those.
+        cluster: The workers.
+        schedule: When to save; it begins at the restored step.
+    """
+
+    def __init__(
+        self,
+        resume: Resume,
+        fit: seam.RunningFit,
+        parts: FitParts,
+        this_fit: dict[str, JSON],
+        runs: RunsIn,
+        cluster: Cluster,
+        schedule: Schedule,
+    ) -> None:
+        self._resume = resume
+        self._fit, self._parts = fit, parts
+        self._this_fit, self._runs = this_fit, runs
+        self._cluster = cluster
+        self._schedule = schedule
+        self._found: list[Finding] = []
+
+    def decide(self, seed: JSON) -> None:
+        """Decides whether the backup is this fit's, and what it means for it, the same on every worker.
+
+        What distinguishes the fit from others in this directory becomes what it was in the interrupted process.
+
+        Args:
+            seed: The global seed.
+
+        Raises:
+            BackupMismatchError: It is that of another fit. Nothing was changed.
+        """
+        resume, saved, fit, cluster = self._resume, self._resume.saved, self._this_fit, self._cluster
+        is_finished, left = resume_mode.is_finished(saved, fit["epochs"]), self._runs.left
+        is_left = left.generation == resume.commit.generation  # by an earlier fit of this process
+        is_of_model = left.model() is self._fit.model
+        facts, described = self._parts.facts, saved.of(self._parts.facts.name)
+        keeps_rows = saved.info.get("workers") == cluster.num_workers
+        matched = cluster.on_chief(  # of workers with rows of their own, the chief's decide
+            lambda: resume_mode.match(
+                saved,
+                fit,
+                seed,
+                is_same=facts.is_same(described) and saved.info.get("seed") == seed,
+                other_rows=lambda: keeps_rows and facts.has_other_rows(described),
+                left_by_other_model=is_left and not is_of_model and is_finished,
+            ),
+            "finding the fit of a backup",
+        )
+        number, first, why = cluster.broadcast(matched, "the fit of a backup", kind=tuple[int, int, str | None])
+        if why is not None:
+            raise BackupMismatchError(resume_mode.another_fit_message(self._runs.directory, saved, why))
+        fit.update(number=number, first=first)
+        is_of_later = resume_mode.is_of_later_fit(saved, fit)
+        if is_finished:
+            # A later fit may have had another model, such as one of which more layers are trained.
+            fits = not is_of_later or all(cluster.gather(self._fits(), "whether a model fits to a backup"))
+            resume.mode = Mode.COMPLETE if fits else Mode.SKIP
+        elif is_of_later:
+            resume.mode = Mode.SKIP
+        else:  # maybe with a model that the script builds again for each fit
+            fit["first"] = min(first, resume_mode.first_of(saved.state.get(FIT_TOPIC, fit)))
+            continues = is_left and is_of_model and saved.position.kind == "end"
+            all_continue = all(cluster.gather(continues, "whether a run continues in this process"))
+            resume.mode = Mode.CONTINUE if all_continue else Mode.RESTORE
+
+    def _fits(self) -> bool:
+        try:
+            self._check()
+        except BackupMismatchError:
+            return False
+        return True
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether so many epochs were trained, or the run had stopped early."""
+        return resume_mode.has_ended(self._resume.saved, self._this_fit["epochs"])
+
+    def begin(self) -> None:
+        """Before the first epoch: restores what does not belong to an interrupted epoch."""
+        self._agree(self._begin, "restoring")
+
+    def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> None:
+        """In the interrupted epoch, before its first batch: drops what was trained, and restores the rest."""
+        self._resume.is_pending = False
+        self._agree(lambda: self._enter_epoch(steps), "restoring within an epoch")
+
+    def findings(self, description: dict[str, JSON]) -> list[Finding]:
+        """Returns why this resume is not exact, and on what it depends.
+
+        Args:
+            description: Of this run.
+        """
+        saved, mode, facts = self._resume.saved, self._resume.mode, self._parts.facts
+        if mode is Mode.CONTINUE:
+            return []
+        if mode is Mode.SKIP:
+            shared(ProcessRuns).findings[Finding("results-of-skipped")] = None
+            numbers = (str(fit["number"] + 1) for fit in (saved.state[FIT_TOPIC], self._this_fit))
+            return [Finding("skipped", detail=tuple(numbers))]
+        if mode is Mode.COMPLETE:
+            changes = facts.of_another_training if self.has_ended else facts.compile_changes
+            differing = changes(saved.of(facts.name))
+            return [*resume_mode.of_finished(self._runs, saved, differing), *self._found]
+        changed = changes_of_run(saved.info, description)
+        if saved.position.kind == "end" and saved.state.get("progress/is_finalized"):
+            changed.append(Finding("finished-averages"))
+        earlier = shared(ProcessRuns).findings
+        return [*self._parts.input.reasons, *changed, *verdict.found_in(saved), *self._found, *earlier]
+
+    def _agree(self, act: Callable[[], list[Finding]], what: str) -> None:
+        self._found += self._cluster.agree(lambda: self._with_what_differs(act), what)
+
+    def _with_what_differs(self, act: Callable[[], list[Finding]]) -> list[Finding]:
+        """Returns what a restore returns; an error of it includes what is known to have changed since the backup."""
+        if self._resume.mode in (Mode.CONTINUE, Mode.SKIP):
+            return act()
+        facts = self._parts.facts
+        described = self._resume.saved.of(facts.name)
+        facts.check(described)  # before the others: it says more than that some variable is missing
+        try:
+            return act()
+        except BackupError as error:
+            differing = facts.differences(described)
+            if not differing:
+                raise
+            raise type(error)(f"{error}. What differs: {'; '.join(sentences(differing))}") from error
+
+    def _begin(self) -> list[Finding]:
+        saved, fit, mode = self._resume.saved, self._fit, self._resume.mode
+        position = saved.position
+        self._parts.progress.count.resume(position)
+        self._schedule.begin(position.step)
+        # An earlier fit of this process may have changed, or restored, what the backup holds.
+        self._parts.objects.note_earlier_fit(saved.of(self._parts.objects.name))
+        if mode in (Mode.COMPLETE, Mode.RESTORE):
+            self._check()
+        if not self._resume.runs_steps:
+            self._resume.is_pending = False
+            fit.set_initial_epoch(max(position.epoch, fit.epochs))
+            return self._adopt() if mode is Mode.COMPLETE else self._apply_weights()
+        fit.set_initial_epoch(position.epoch)
+        if mode is Mode.CONTINUE:  # model, callbacks and random states are as this process has left them
+            self._resume.is_pending = False
+            for part in self._parts:
+                part.continue_from(saved.of(part.name))
+            return []
+        if position.kind != "end":
+            # Its History is that of all its epochs, whatever it is asked to begin with now.
+            runs_of(fit.model).asked = saved.state[FIT_TOPIC]["initial_epoch"], fit.epochs
+        found = self._restore(Moment.START)
+        self._resume.is_pending = position.kind == "within"  # then most follows in `enter_epoch`
+        return found
+
+    def _enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> list[Finding]:
+        saved, batch, fit = self._resume.saved, self._resume.saved.position.batch, self._fit
+        found = self._restore(Moment.EPOCH)
+        done = 0
+        if fit.model.run_eagerly and is_built_later(fit, saved):  # its first step builds it, and is then replaced
+            _, end, batches = next(steps)
+            fit.model.train_function(batches)
+            done = end + 1
+        replay.drop_steps(steps, batch, fit, done=done, may_end=bool(self._parts.input.reasons))
+        self._parts.progress.count.skip_to(batch)
+        return found + self._restore(Moment.STEP)
+
+    def begin_epoch(self) -> None:
+        """The interrupted epoch begins, before any `on_epoch_begin`."""
+        self._restore(Moment.EPOCH_BEGIN)
+
+    def _check(self) -> None:
+        """Each part looks whether what is saved fits, before anything is assigned."""
+        for part in self._parts:
+            try:
+                part.check(self._resume.saved.of(part.name))
+            except BackupMismatchError:
+                if not self._is_of_another_optimizer(part):
+                    raise
+
+    def _restore(self, moment: Moment) -> list[Finding]:
+        found: list[Finding] = []
+        for part in self._parts:
+            restore = functools.partial(part.restore, self._resume.saved.of(part.name), moment)
+            found += self._or_by_weights(part, restore)
+        return found
+
+    def _adopt(self) -> list[Finding]:
+        """Restores what the finished fit has left to what the script does next."""
+        saved = self._resume.saved
+        found = resume_mode.note_finished(saved, has_ended=self.has_ended)
+        for part in self._parts:
+            adopted = self._or_by_weights(part, functools.partial(part.adopt, saved.of(part.name)))
+            found += [one for one in adopted if one.effect == "lost"]  # no step is left that could depend on more
+        return found
+
+    def _is_of_another_optimizer(self, part: Part) -> bool:
+        """Returns whether training had given the model an optimizer of which the script knows nothing."""
+        return part is self._parts.variables and self._parts.compile.was_another
+
+    def _or_by_weights(self, part: Part, act: Callable[[], list[Finding]]) -> list[Finding]:
+        """Where variables are those of another optimizer, the weights alone fit."""
+        try:
+            return act()
+        except BackupMismatchError:
+            if not self._is_of_another_optimizer(part):
+                raise
+        with self._fit.model.distribute_strategy.scope():
+            loading.apply(self._fit.model, self._resume.saved, self._cluster)
+        self._parts.variables.forget()
+        self._parts.compile.is_not_restored = True
+        return [Finding("as-compiled")]
+
+    def _apply_weights(self) -> list[Finding]:
+        """The model is not left untrained; random states and callbacks are as the script comes to the later fit."""
+        fit, saved = self._fit, self._resume.saved
+        build(fit, Built.of(saved))
+        if building.unbuilt_layers(fit.model):
+            raise BackupMismatchError(
+                f"the model {fit.model.name!r} is not built, so that it cannot get the weights that a later fit() has "
+                "saved; give it an Input"
+            )
+        with fit.model.distribute_strategy.scope():
+            loading.apply(fit.model, saved, self._cluster)
+        return []

@@ -1,0 +1,183 @@
+"""What a backup means for a fit: a run to resume, one that continues in this process, or one that is over already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups.findings import FINISHED, Finding
+from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
+from keras_dist_callbacks.base.process import shared
+from keras_dist_callbacks.base.process_runs import ProcessRuns, RunsIn
+from keras_dist_callbacks.base.terminal import warn
+from keras_dist_callbacks.checkpoints import foreign
+from keras_dist_callbacks.storage.storage import Storage
+
+FIT_TOPIC = "progress/fit"
+"""What a backup has of a fit's arguments and its place in the script.
+
+`number`: how many fits had ended in the directory before it. `first`: the number of the first of those before it that
+trained this model, one after the other. `repeats`: how many of all before it were given the same.
+"""
+
+
+def describe_fit(runs: RunsIn, fit: RunningFit) -> dict[str, JSON]:
+    """Returns what distinguishes one fit of a process from another in the same directory."""
+    number = runs.last.number + 1
+    first = runs.last.first if runs.last.model() is fit.model else number
+    return {"number": number, "first": first, "epochs": int(fit.epochs), "initial_epoch": fit.initial_epoch}
+
+
+def first_of(fit: Mapping[str, JSON]) -> int:
+    """Returns the number of the first fit of the same model."""
+    return int(fit.get("first", fit["number"]))
+
+
+def is_of_later_fit(saved: WorkerState, fit: Mapping[str, JSON]) -> bool:
+    """Returns whether a backup was saved by a fit that the script comes to only after this one.
+
+    Args:
+        saved: The backup.
+        fit: Describes this fit.
+    """
+    return bool(saved.state.get(FIT_TOPIC, fit)["number"] > fit["number"])
+
+
+def match(
+    saved: WorkerState,
+    fit: Mapping[str, JSON],
+    seed: JSON,
+    *,
+    is_same: bool,
+    other_rows: Callable[[], bool],
+    left_by_other_model: bool,
+) -> tuple[int, int, str | None]:
+    """Finds out which fit of the interrupted process this one is, and whether a backup can serve it.
+
+    Layers are not compared here: variables that do not fit are an error wherever they are assigned.
+
+    Args:
+        saved: The backup.
+        fit: Describes this fit.
+        seed: The global seed now.
+        is_same: Whether the fit that saved the backup was given the same.
+        other_rows: Whether the input begins with other rows.
+        left_by_other_model: Whether a fit of this process with another model has ended with it, and this fit has
+            nothing to add.
+
+    Returns:
+        The fit's number then, the number of the first fit of its model, and why the backup is that of another fit.
+    """
+    before = saved.state.get(FIT_TOPIC, fit)
+    number, first, of_backup, first_of_backup = fit["number"], first_of(fit), before["number"], first_of(before)
+    if all(before[name] == fit[name] for name in ("epochs", "initial_epoch")):
+        is_the_only_one = is_same and not before.get("repeats", of_backup)
+        if is_the_only_one or before["initial_epoch"] > 0:  # the script skips those that are finished
+            number, first = of_backup, first_of_backup
+    why, was = None, saved.info.get("seed")
+    if number < first_of_backup:
+        why = (
+            f"fit() number {of_backup + 1} of the interrupted process saved it, and trained a model of its own; "
+            f"this is number {number + 1}, and nothing shows that it is the same one"
+        )
+    elif left_by_other_model:
+        why = "an earlier fit() of this process has ended with it, and had another model"
+    elif not first_of_backup == of_backup <= number or not (number == first or is_finished(saved, fit["epochs"])):
+        pass  # in a row of fits of one model, the number decides
+    elif None not in (was, seed) and was != seed:
+        why = f"the global seed was {was} then and is {seed} now"
+    elif other_rows():
+        why = "its input began with other rows"
+    return number, first, why
+
+
+def another_fit_message(directory: str, saved: WorkerState, why: str) -> str:
+    """Returns what is raised instead of training or restoring."""
+    return (
+        f"the backup in {directory} ({saved.position}) belongs to another fit(): {why}. No step is run, and "
+        "nothing was changed. Resume that fit() by running it as it was; give this one a directory of its own (with "
+        f"delete_checkpoint=False it is restored when the script runs again), or delete {directory} first if what it "
+        "holds is not needed; load_backup reads its weights"
+    )
+
+
+def note_finished(saved: WorkerState, *, has_ended: bool) -> list[Finding]:
+    """A fit of this process was finished before: what its backup could not save is not as it was after it.
+
+    Args:
+        saved: The backup.
+        has_ended: Whether it is the end of this fit, and not a later step.
+
+    Returns:
+        On what this fit itself depends.
+    """
+    later = [] if has_ended else [Finding("model-is-later", detail=(str(saved.position),))]
+    not_saved = verdict.found_in(saved, verdict.LASTING)
+    carried = [one if one.carried_from else replace(one, carried_from=FINISHED) for one in not_saved]
+    shared(ProcessRuns).findings.update(dict.fromkeys([*later, *carried]))
+    return later
+
+
+def warn_of_shared_directory(directory: str, fit: Mapping[str, JSON]) -> None:
+    """Warns of a fit that trains from the start in the directory of an earlier one."""
+    if fit["number"] and not fit["initial_epoch"]:
+        warn(
+            f"an earlier fit() of this process had the backup_dir {directory} too. After a restart, that fit() is not "
+            "trained again if this one was interrupted; give each fit() a directory of its own, with "
+            "delete_checkpoint=False"
+        )
+
+
+def is_finished(saved: WorkerState, epochs: int) -> bool:
+    """Whether a backup leaves a fit of so many epochs nothing to do: its run has ended, or is further already."""
+    position = saved.position
+    if position.kind == "end" and (position.epoch >= epochs or saved.state["progress/stop_training"]):
+        return True
+    return position.epoch > epochs or (position.kind == "within" and position.epoch >= epochs)
+
+
+def has_ended(saved: WorkerState, epochs: int) -> bool:
+    """Returns whether a backup is the end of a training of so many epochs, or of one that stopped before."""
+    return is_finished(saved, epochs) and saved.position.kind == "end" and saved.position.epoch <= epochs
+
+
+def finished_message(saved: WorkerState, epochs: int, *, deletes: bool) -> str:
+    """Returns what is printed of a fit that runs no step."""
+    position = saved.position
+    if saved.state["progress/stop_training"] and position.epoch < epochs:
+        why = "the run had stopped early"
+    else:
+        why = "the run is finished" if has_ended(saved, epochs) else f"asked for {epochs}"
+    what = "it is deleted at the end of fit(), as delete_checkpoint=True asks" if deletes else "it is kept"
+    return f"No step is run: {why}, and the backup is at {position}; {what}"
+
+
+def of_finished(runs: RunsIn, saved: WorkerState, changes: Collection[Finding]) -> list[Finding]:
+    """Why a fit that runs no step may not be what the user wants; nothing if it looks like a job that was run again."""
+    detail = (runs.directory, str(saved.position))
+    if runs.has_trained:
+        stopped = saved.state["progress/stop_training"]
+        return [Finding("ran-no-step-stopped" if stopped else "ran-no-step", detail=detail)]
+    return [Finding("of-another-training", detail=detail), *changes] if changes else []
+
+
+def warn_of_foreign_backup(storage: Storage, origin: Any) -> None:
+    """Warns of another tool's backup in a directory without one of ours.
+
+    Args:
+        storage: The directory.
+        origin: The checkpoint that the model was made from; if there is one, the user has chosen.
+    """
+    found = foreign.find_backup(storage) if origin is None else None
+    if found is None:
+        return
+    (backup, writer), place = found, storage.display()
+    start = f"initial_epoch={backup.epoch}" if backup.epoch else "the initial_epoch that it had reached"
+    warn(
+        f"{place} holds {backup.name}, which {writer} wrote, and no backup of this package. It is not used: "
+        f"training starts with the model as it is. To start from it, use make_or_restore_model(build_fn, {place!r}, "
+        f"adopt=True) and {start}"
+    )

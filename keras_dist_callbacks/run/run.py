@@ -1,0 +1,142 @@
+"""One run of a fit() or loop: where and when it is saved, what ends it early, and what it was resumed from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Literal, Self
+
+from keras_dist_callbacks.backups.findings import Finding
+from keras_dist_callbacks.backups.restored import Restored
+from keras_dist_callbacks.backups.snapshot import JSON, CommitId, Position, Snapshot
+from keras_dist_callbacks.base.progress_file import progress_file
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.cluster.coordinated_stop import StopRequest
+from keras_dist_callbacks.options import ShutdownOptions
+from keras_dist_callbacks.run.engine.committer import EngineOptions
+from keras_dist_callbacks.run.engine.engine import BackupEngine
+from keras_dist_callbacks.run.engine.schedule import SavePolicy, Schedule
+from keras_dist_callbacks.run.restored import agree_on_all, carried, require
+from keras_dist_callbacks.run.shutdown.controller import ShutdownController
+from keras_dist_callbacks.storage.storage import Storage
+
+
+class Run:
+    """What a fit() and a loop of the user's have in common while they run.
+
+    Args:
+        engine: Where snapshots go.
+        shutdown: Watches for what ends the run early.
+        schedule: When to save.
+        strict: As in `BackupAndRestore`.
+
+    Attributes:
+        engine: As given.
+        shutdown: As given.
+        schedule: As given.
+        reported: Tells a launcher where the run is.
+        description: What must not change for a continuation to be exact, and the versions in use.
+        earlier: What was found in the resume that this run began with, and in those before, for the next one.
+        is_open: Whether a loop has begun, and not ended.
+        restored: What it was resumed from, the same on every worker; None if nothing is restored.
+    """
+
+    def __init__(
+        self,
+        engine: BackupEngine,
+        shutdown: ShutdownController,
+        schedule: Schedule,
+        *,
+        strict: bool | Literal["certain"] = False,
+    ) -> None:
+        self.engine, self.shutdown, self.schedule = engine, shutdown, schedule
+        self.reported = progress_file()
+        self.description: dict[str, JSON] = {}
+        self.earlier: list[Finding] = []
+        self.restored: Restored | None = None
+        self.is_open = False
+        self._strict = strict
+
+    @classmethod
+    def open(
+        cls,
+        storage: Storage,
+        cluster: Cluster,
+        name: str,
+        policy: SavePolicy,
+        options: EngineOptions,
+        shutdown: ShutdownOptions,
+        tell: Callable[[str], None],
+        *,
+        runs: Callable[[], bool],
+        strict: bool | Literal["certain"],
+    ) -> Self:
+        """Returns a run that has done nothing yet.
+
+        Args:
+            storage: The backup directory.
+            cluster: Who takes part.
+            name: What distinguishes this run's messages from another's; the same on every worker.
+            policy: When to save.
+            options: How backups are written.
+            shutdown: What ends the run early, and what is done then.
+            tell: Prints a line, on the chief.
+            runs: Whether the run has not ended, to be asked in any thread.
+            strict: As in `BackupAndRestore`.
+
+        Raises:
+            ConfigError: `peer_timeout` is over before the loss of a worker is known.
+        """
+        engine = BackupEngine.open(storage, cluster, name, options, runs)
+        return cls(engine, ShutdownController(shutdown, engine, tell), Schedule(policy, cluster), strict=strict)
+
+    @property
+    def cluster(self) -> Cluster:
+        """Who takes part."""
+        return self.engine.cluster
+
+    def resumed_from(
+        self,
+        commit: CommitId,
+        position: Position,
+        found: Sequence[Finding],
+        *,
+        is_skipped: bool = False,
+        without: Collection[Finding] = (),
+    ) -> Restored:
+        """Returns what was restored, and whether it is exact, the same on every worker.
+
+        Args:
+            commit: Its name.
+            position: Where it was taken.
+            found: What this worker has found.
+            is_skipped: Whether a later fit saved it.
+            without: What each later resume finds again.
+
+        Raises:
+            BackupMismatchError: It is not as `strict` wants it.
+        """
+        self.restored = agree_on_all(
+            self.engine.directory, commit.name, position, found, self.cluster, is_skipped=is_skipped
+        )
+        require(self.restored, self._strict)
+        self.earlier += carried(self.restored, without=without)
+        return self.restored
+
+    def save_when_due(self, step: int, take: Callable[[], Snapshot]) -> None:
+        """After a step, on every worker: saves if that is due; what failed in the background surfaces.
+
+        Args:
+            step: Batches trained.
+            take: Captures this worker's state.
+        """
+        self.schedule.save_when_due(step, self.engine, take)
+
+    def exit_if_requested(self, request: StopRequest | None, take: Callable[[], Snapshot]) -> None:
+        """Leaves with what was trained, if a worker was asked to.
+
+        Raises:
+            Preempted: The process was asked to end.
+            KeyboardInterrupt: Ctrl-C was pressed.
+        """
+        if request is not None:
+            self.shutdown.save_and_exit(request, take())

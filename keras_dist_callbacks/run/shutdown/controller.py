@@ -1,0 +1,364 @@
+"""Ends a run early: at a preemption, at Ctrl-C, and when one worker alone wants to stop."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, field
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from keras_dist_callbacks.backups.snapshot import Position, Snapshot
+from keras_dist_callbacks.base.errors import ClusterError, ConfigError, KdcError, Preempted, StorageError, is_repeated
+from keras_dist_callbacks.base.process import Shared, shared
+from keras_dist_callbacks.base.progress_file import unless_restarted
+from keras_dist_callbacks.base.terminal import data_size
+from keras_dist_callbacks.cluster import messaging, peer_monitor, timeouts
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.cluster.coordinated_stop import CoordinatedStop, StopRequest
+from keras_dist_callbacks.options import ShutdownOptions
+from keras_dist_callbacks.run.engine.engine import BackupEngine
+from keras_dist_callbacks.run.shutdown.preemption_notice import Notice, NoticePoller
+from keras_dist_callbacks.run.shutdown.signals import PREEMPTED, StopSignals, let_children_end
+from keras_dist_callbacks.run.shutdown.time_limit import TimeLimit
+from keras_dist_callbacks.run.shutdown.watchdog import GIL_SECONDS, Watchdog
+
+STOPPED = "stopped"
+_BUDGET_SECONDS = 120.0
+_LOSS_BUDGET_SECONDS = 8.0
+_LEAST_SECONDS = 5.0  # to end in, once a loss is known
+_NOTICE_SECONDS = 4.0  # between the end of heartbeats' time and that
+_ALL_RAISE_SECONDS = 3.0  # for the other workers to raise too
+_Request = tuple[str, str, int, float | None] | None  # of a `StopRequest`
+
+
+class _Phase(enum.Enum):
+    """Where a run is.
+
+    Attributes:
+        NEW: It watches for nothing yet.
+        TRAINING: Requests are handled at the next boundary.
+        FINISHING: No boundary follows; requests come too late.
+        EXITING: It ends early; its exception is on the way.
+        EXITED: It has ended early.
+        CLOSED: It has ended otherwise.
+    """
+
+    NEW = enum.auto()
+    TRAINING = enum.auto()
+    FINISHING = enum.auto()
+    EXITING = enum.auto()
+    EXITED = enum.auto()
+    CLOSED = enum.auto()
+
+
+_OPEN = (_Phase.TRAINING, _Phase.FINISHING, _Phase.EXITING)
+_LISTENING = (_Phase.NEW, _Phase.TRAINING, _Phase.EXITING)
+
+
+@dataclass
+class StoppableRuns(Shared):
+    """Runs that may be left early, a `fit()` within a callback of another one last.
+
+    Attributes:
+        open: Those that have begun.
+    """
+
+    open: list[ShutdownController] = field(default_factory=list)
+
+
+class ShutdownController:
+    """Watches for what ends one run early, and ends it.
+
+    Args:
+        options: What was asked for.
+        engine: The run's.
+        say: Prints a line, on the chief.
+
+    Raises:
+        ConfigError: `peer_timeout` is over before the loss of a worker is known.
+    """
+
+    def __init__(self, options: ShutdownOptions, engine: BackupEngine, say: Callable[[str], None]) -> None:
+        self.options = options
+        self._engine, self._cluster, self._say = engine, engine.cluster, say
+        self._phase = _Phase.NEW
+        self._stop = CoordinatedStop(self._cluster, engine.name, self._on_request)
+        self._signals = StopSignals(options, self._cluster.num_workers > 1, say, self._ask, self._note)
+        self._notices = self._notices_of(options)
+        self._watchdog = Watchdog(options.grace_period, self._last_message)
+        self._peer_loss_watchdog = Watchdog(_seconds_after_loss(self._cluster), self._message_after_loss)
+        self._process = os.getpid()
+
+    def _notices_of(self, options: ShutdownOptions) -> list[NoticePoller]:
+        """What is asked each second: the user's notice and, on the chief, the end of the job's time."""
+        found = []
+        if options.save_before_preemption and options.notice is not None:
+            notice = Notice.of(options.notice)
+            found.append(NoticePoller(notice, lambda why: self._stop.request(PREEMPTED, why)))
+        if options.time_limit is not None:
+            limit = TimeLimit.of(options.time_limit, options.grace_period, lambda: self._engine.seconds_to_save)
+            if self._cluster.is_chief:  # which knows how long a save takes
+                notice = Notice(limit.name, limit.is_reached)
+                found.append(NoticePoller(notice, lambda why: self._stop.request(PREEMPTED, why, limit.left)))
+        return found
+
+    def begin(self) -> None:
+        """Training begins: from now on signals are taken over."""
+        for notice in self._notices:
+            notice.start()  # first: the user's may raise, and nothing is to be given back then
+        for abandoned in [run for run in shared(StoppableRuns).open if not run._engine.runs]:
+            abandoned.close()
+        self._phase = _Phase.TRAINING
+        shared(StoppableRuns).open.append(self)
+        peer_monitor.begin(self._cluster, self._on_loss)
+        self._stop.start()
+        self._signals.install()
+
+    def boundary(self, *, stop: str | None = None) -> StopRequest | None:
+        """Between two steps, on every worker; the request if this is where all stop.
+
+        Args:
+            stop: This worker is to stop here, for this reason, without leaving.
+        """
+        return self._stop.boundary(None if stop is None else STOPPED, stop or "")
+
+    def pending_at_end(self) -> StopRequest | None:
+        """No step follows: a request that no boundary was left for, on any worker; later ones come too late."""
+        self._signals.release_interrupt()
+        pending = self._stop.pending
+        wish = None if pending is None or pending.kind == STOPPED else list(astuple(pending))
+        found = next(filter(None, self._cluster.gather(wish, "stopping at the end", kind=_Request)), None)
+        if found is None:
+            self._phase = _Phase.FINISHING
+            self._watchdog.cancel()
+        return None if found is None else StopRequest(*found)
+
+    def save_and_exit(self, request: StopRequest, snapshot: Snapshot) -> NoReturn:
+        """Saves, and ends the run on every worker.
+
+        Args:
+            request: Why.
+            snapshot: What is to be saved.
+
+        Raises:
+            Preempted: The process was asked to end.
+            KeyboardInterrupt: Ctrl-C was pressed.
+        """
+        self._phase = _Phase.EXITING
+        self._signals.step_is_over()
+        let_children_end()
+        preempted, position = request.kind == PREEMPTED, snapshot.position
+        left = self._watchdog.left if preempted else _BUDGET_SECONDS
+        try:
+            saved = self._engine.leave(snapshot, left)
+            text = _outcome(request, saved, position, self._engine.take_notes(), self._cluster.num_workers)
+        except ClusterError as error:
+            text = f"{_cause(request, self._cluster.num_workers)} at {position}: {error}"
+        if not preempted:
+            raise KeyboardInterrupt(text)
+        self._say(text + unless_restarted(". Start the job again to resume"))
+        self._signals.call_handler()
+        raise Preempted(text)
+
+    def on_exception(self, error: BaseException, step: int | None, at_hand: Callable[[], Snapshot | None]) -> None:
+        """An exception ends the run: what was handed over is committed before it is raised on, and notes say more.
+
+        Args:
+            error: The exception; one of `save_and_exit` is left as it is.
+            step: Batches trained; None if they were not counted.
+            at_hand: Captures the state after the last step; None if it is not known.
+
+        Raises:
+            PeerLostError: The exception means that another worker is lost; this one says which.
+            Preempted: The process was asked to exit meanwhile; its children were too, maybe, and that is the reason.
+        """
+        if self._phase in (_Phase.EXITING, _Phase.EXITED) or not self._is_here:
+            return
+        if self._preemption is not None:
+            let_children_end()
+        notes = _of_memory(error, self._engine.held_bytes)  # before they are written
+        lost, together = None, False
+        if peer_monitor.is_loss(self._cluster, error):
+            self._end_soon()  # what comes may hang
+            lost = peer_monitor.describe_peer_failure(self._cluster, error)
+        else:
+            together = self._save_at(error, step, at_hand)
+        if lost is None and not together:
+            peer_monitor.announce_exit(self._cluster, error)
+        self._engine.drain(_BUDGET_SECONDS if lost is None else _LOSS_BUDGET_SECONDS)
+        if together:  # all wait for the chief, with which the coordination service goes
+            self._cluster.gather_soon(None, f"{self._engine.name}/saved", _ALL_RAISE_SECONDS)
+        self._engine.abort()
+        later = self._engine.take_failure()
+        notes += [*self._engine.take_notes(), *([] if later is None else [f"and after it: {later}"])]
+        ends_with = lost or error
+        for note in [*notes, *self._cost(step, error)]:
+            ends_with.add_note(note)
+        if (request := self._preemption) is not None and isinstance(ends_with, Exception):
+            reason = "; ".join([f"{type(ends_with).__name__}: {ends_with}", *getattr(ends_with, "__notes__", ())])
+            text = f"{_cause(request, self._cluster.num_workers)}, then {reason}"
+            self._phase = _Phase.EXITING
+            self._say(text + unless_restarted(". Start the job again to resume"))
+            raise Preempted(text) from ends_with
+        if lost is not None:
+            raise lost from error
+
+    @property
+    def _preemption(self) -> StopRequest | None:
+        """What asks the process to end, if it does; a signal may come at any time."""
+        pending = self._stop.pending
+        return pending if pending is not None and pending.kind == PREEMPTED else None
+
+    def _save_at(self, error: BaseException, step: int | None, at_hand: Callable[[], Snapshot | None]) -> bool:
+        """Saves if the state is known and all workers end there; whether they do, so none is lost to the rest."""
+        newest, alone = self._engine.committed, self._cluster.num_workers == 1
+        if alone and newest is not None and step is not None and newest.step >= step:
+            return False
+        try:
+            snapshot = at_hand() if self._saves_at(error) else None
+            if not self._all_raise([step, None if snapshot is None else snapshot.position.kind]):
+                return False
+            if snapshot is not None:
+                self._engine.save(lambda: snapshot)
+        except Exception as failure:  # noqa: BLE001 - the first error is the one to be seen
+            error.add_note(f"training could not be saved: {failure}")
+            return False
+        return True
+
+    def _all_raise(self, where: list[Any]) -> bool:
+        """Returns whether an exception has ended the run on every worker, at the same place; one alone cannot save."""
+        answers = self._cluster.gather_soon(where, f"{self._engine.name}/exception", _ALL_RAISE_SECONDS)
+        return answers is not None and all(other == where for other in answers)
+
+    def _cost(self, step: int | None, error: BaseException) -> list[str]:
+        """Returns what a restart costs; of an error that each restart repeats, that it does not help."""
+        newest, fenced = self._engine.committed, self._engine.fenced
+        if fenced is not None and not fenced.nothing_left:
+            return []  # what a restart finds is up to the newer run
+        if is_repeated(error):
+            return [f"{where}; a restart alone raises this error again" for where in self._newest()]
+        lost = 0 if step is None else step - (newest.step if newest else 0)
+        if newest is None:
+            cost = "; a restart starts from the beginning"
+        elif lost > 0:
+            cost = f"; a restart trains {lost} step{'s' if lost > 1 else ''} again"
+        else:
+            cost = "" if step is None else "; a restart loses no step"
+        return [f"{where}{cost}" for where in self._newest()]
+
+    def _newest(self) -> list[str]:
+        """Returns where the newest backup is; the chief alone knows."""
+        newest = self._engine.committed
+        where = f"the newest backup in {self._engine.directory} is at {newest}" if newest else "no backup was committed"
+        return [where] if self._cluster.is_chief else []
+
+    def _saves_at(self, error: BaseException) -> bool:
+        if isinstance(error, Preempted):  # of a fit() within a callback of this one
+            return self.options.save_before_preemption
+        ours = isinstance(error, KdcError) and not isinstance(error, StorageError | ConfigError)
+        return self.options.save_on_exception and not ours
+
+    def close(self) -> None:
+        """The run is over: gives signals back. A watchdog that counts continues if the run exits early."""
+        if self._phase not in _OPEN or not self._is_here:
+            return
+        exits = self._phase is _Phase.EXITING
+        self._phase = _Phase.EXITED if exits else _Phase.CLOSED
+        peer_monitor.end(self._on_loss)
+        if self in shared(StoppableRuns).open:
+            shared(StoppableRuns).open.remove(self)
+        self._stop.close()
+        for notice in self._notices:
+            notice.stop()
+        if not exits:
+            self._watchdog.cancel()
+        if self._engine.drain(0):  # else a thread that still writes would hold up the process' end
+            self._peer_loss_watchdog.cancel()
+        self._signals.remove(exits=exits)  # last: a late signal's handler may raise
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether this is the process that trains, not one that a callback or the input forked from it."""
+        return os.getpid() == self._process
+
+    # --- what asks for it
+
+    def _note(self, kind: str, why: str) -> None:
+        if self._phase in _LISTENING:
+            self._stop.note(kind, why)
+
+    def _ask(self, kind: str, why: str) -> None:
+        if self._phase in _LISTENING:
+            self._stop.request(kind, why)
+
+    def _on_request(self, request: StopRequest) -> None:
+        if request.kind == PREEMPTED and self._phase in _LISTENING:
+            self._watchdog.start(request.seconds)
+
+    def _on_loss(self) -> None:
+        if self._engine.runs:  # an exception may have ended it unnoticed
+            self._end_soon()
+
+    def _end_soon(self) -> None:
+        self._engine.abort()
+        self._peer_loss_watchdog.start()
+
+    def _message_after_loss(self) -> str:
+        lost = (
+            f"{self._cluster.name}: {messaging.lost() or 'another worker is lost'}. Training cannot continue without it"
+        )
+        return "; ".join([f"{lost}, and this process did not exit and is terminated", *self._newest()])
+
+    def _last_message(self) -> str:
+        over = (
+            f"{self._cluster.name}: the grace period of {self._watchdog.seconds:.3g} s is over, and this process is "
+            "terminated"
+        )
+        return "; ".join([over, *self._newest()])
+
+
+def _seconds_after_loss(cluster: Cluster) -> float:
+    """Returns how long a process may take to end once it is known that another worker is lost.
+
+    Raises:
+        ConfigError: `peer_timeout` leaves no time for it.
+    """
+    heartbeat_timeout, peer_timeout = messaging.heartbeat_timeout(), timeouts.seconds_of("peer_timeout")
+    known = heartbeat_timeout + _NOTICE_SECONDS + GIL_SECONDS
+    if cluster.num_workers > 1 and peer_timeout < known + _LEAST_SECONDS:
+        raise ConfigError(
+            f"peer_timeout={peer_timeout:g} is too short: the loss of a worker is known after {known:g} s "
+            f"(heartbeat_timeout={heartbeat_timeout:g}); set it in ClusterOptions, or KDC_PEER_TIMEOUT in the "
+            f"environment, to {known + _LEAST_SECONDS:g} or more"
+        )
+    return max(_LEAST_SECONDS, peer_timeout - known)
+
+
+def _outcome(request: StopRequest, saved: Position | None, position: Position, notes: list[str], workers: int) -> str:
+    cause = f"{_cause(request, workers)} at {position}"
+    if saved is not None and saved.step == position.step:
+        return f"{cause}; everything is saved"
+    because = f" ({'; '.join(notes)})" if notes else ""
+    if saved is None:
+        return f"{cause}; nothing is saved{because}"
+    return f"{cause}; not saved{because}: the newest backup is {position.step - saved.step} steps old"
+
+
+def _cause(request: StopRequest, workers: int) -> str:
+    where = f" on worker {request.worker}" if workers > 1 else ""
+    verb = "Preempted" if request.kind == PREEMPTED else "Interrupted"
+    return f"{verb} by {request.why}{where}"
+
+
+def _of_memory(error: BaseException, held: int) -> list[str]:
+    """Returns what a backup held, in bytes, when memory was wanting; nothing for other errors."""
+    if not isinstance(error, MemoryError | tf.errors.ResourceExhaustedError) or not held:
+        return []
+    return [
+        f"an unfinished backup held up to {data_size(held)} of this computer's memory then: a backup holds the state "
+        "of training once more until it is written; with a larger save_freq that is less often, and with "
+        "save_freq=False at the end only"
+    ]

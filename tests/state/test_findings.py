@@ -1,0 +1,364 @@
+"""Findings that no other test comes across: what an input hides, what a resume meets, each from a real fit()."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.data.experimental.ops import global_shuffle_op
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks._compat import data_service, environment, pass_seeds, pipeline
+from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups.findings import Finding
+from keras_dist_callbacks.backups.snapshot import WorkerState
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.state.facts import content
+from keras_dist_callbacks.state.inputs.unseeded import Orders
+from keras_dist_callbacks.storage.storage import Storage
+from tests.support import forget_runs, tiny
+
+pytestmark = [
+    pytest.mark.slow,  # complete fits
+    pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning"),
+]
+
+Make = Callable[[], Any]
+
+
+def rows() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(tiny.data())
+
+
+def noise() -> Callable[..., Any]:
+    generator = tf.random.Generator.from_seed(5)
+    return lambda x, y: (x + generator.normal([6]), y)
+
+
+def in_two_threads() -> tf.data.Dataset:
+    noisy = noise()
+    one, other = (rows().map(noisy).prefetch(4) for _ in range(2))
+    return tf.data.Dataset.zip(one, other).map(lambda a, b: a).batch(tiny.BATCH)
+
+
+def left_early() -> tf.data.Dataset:
+    return rows().shuffle(tiny.ROWS, seed=3).repeat(2).prefetch(2).take(60).batch(tiny.BATCH)
+
+
+def with_a_table() -> tf.data.Dataset:
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
+
+    def count(x: Any, y: Any) -> Any:
+        with tf.control_dependencies([table.insert(tf.constant([1], tf.int64), tf.constant([2], tf.int64))]):
+            return tf.identity(x), y
+
+    return rows().map(count).batch(tiny.BATCH)
+
+
+def saved_codes(directory: Path) -> set[str]:
+    """What the newest backup says was found when it was taken."""
+    store = BackupStore(Storage.open(str(directory)))
+    manifest = store.manifest(store.commits()[-1])
+    state = WorkerState(manifest.position, {}, manifest.complete_record(0).state, manifest.info)
+    return {one.code for one in verdict.found_in(state)}
+
+
+def interrupted(directory: Path, x: Any, epoch: int = 0, **options: Any) -> set[str]:
+    tiny.interrupt(directory, epoch, 2, x=x, **options)
+    forget_runs()
+    return saved_codes(directory)
+
+
+def resumed(directory: Path, x: Any = None, model: Any = None, **options: Any) -> set[str]:
+    callback = kdc.BackupAndRestore(directory, save_freq=1, verbose=0)
+    tiny.fit(model or tiny.model(), None, [callback], x=x, **options)
+    assert callback.restored is not None
+    return {one.code for one in callback.restored.findings}
+
+
+HIDDEN: dict[str, Make] = {
+    "parallel-draws": lambda: rows().map(noise(), num_parallel_calls=4).batch(tiny.BATCH),
+    "racing-parts": in_two_threads,
+    "early-end": left_early,
+    "input-table": with_a_table,
+}
+
+
+@pytest.mark.parametrize("code", [pytest.param(code, marks=pytest.mark.finds(code)) for code in HIDDEN])
+def test_what_an_input_hides_is_saved_with_it(tmp_path: Path, code: str) -> None:
+    assert code in interrupted(tmp_path, HIDDEN[code]())
+
+
+@pytest.mark.finds("first-pass-mixed")
+def test_a_pass_of_which_one_shuffle_has_no_seed_is_a_condition(tmp_path: Path) -> None:
+    tf.random.set_seed(None)
+    data = rows().shuffle(8, seed=3).map(lambda x, y: (x, y)).shuffle(8).batch(tiny.BATCH)
+    assert "first-pass-mixed" in interrupted(tmp_path, data)
+
+
+@pytest.mark.finds("unseeded-operation")
+def test_an_operation_that_has_no_public_call_is_named_by_its_own_name() -> None:
+    tf.random.set_seed(None)
+    (found,) = Orders(global_shuffle_op._global_shuffle(tf.data.Dataset.range(9)), "input").named
+    assert found == Finding("unseeded-operation", "input", ("GlobalShuffleDataset",))
+
+
+@pytest.mark.finds("loose-order-unread")
+def test_a_graph_that_is_too_large_to_be_read_is_a_condition(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(pipeline, "_LARGEST_GRAPH", 300)
+    one = lambda x, y: tf.data.Dataset.from_tensors((x, y))  # noqa: E731
+    assert "loose-order-unread" in interrupted(tmp_path, rows().interleave(one, num_parallel_calls=2).batch(8))
+
+
+@pytest.mark.finds("first-pass-large")
+def test_a_pass_with_too_large_buffers_is_a_condition(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(pass_seeds, "LARGEST_BUFFERS", 10)
+    assert "first-pass-large" in interrupted(tmp_path, None)
+
+
+@pytest.mark.parametrize(
+    ("code", "workers"),
+    [
+        pytest.param("service-workers", 2, marks=pytest.mark.finds("service-workers")),
+        pytest.param("service-not-asked", None, marks=pytest.mark.finds("service-not-asked")),
+    ],
+)
+def test_a_data_service_of_several_workers_or_of_no_known_number_is_named(
+    tmp_path: Path, monkeypatch: Any, code: str, workers: int | None
+) -> None:
+    monkeypatch.setattr(data_service, "worker_count", lambda address: workers)
+    service = tf.data.experimental.service
+    dispatcher = service.DispatchServer(service.DispatcherConfig(port=0))
+    worker = service.WorkerServer(service.WorkerConfig(dispatcher_address=dispatcher.target.partition("://")[2]))
+    data = rows().batch(8).apply(service.distribute(service.ShardingPolicy.OFF, service=dispatcher.target))
+    assert code in interrupted(tmp_path, data)
+    for server in (worker, dispatcher):
+        server._stop()
+
+
+@pytest.mark.parametrize(
+    ("code", "make"),
+    [
+        pytest.param(
+            "unknown-length",
+            lambda: rows().filter(lambda x, y: True).batch(8),
+            marks=pytest.mark.finds("unknown-length"),
+        ),
+        pytest.param(
+            "generator-on-replicas",
+            lambda: (batch for batch in rows().batch(8).repeat()),
+            marks=pytest.mark.finds("generator-on-replicas"),
+        ),
+    ],
+)
+def test_several_replicas_read_some_inputs_in_another_way_each_time(
+    tmp_path: Path, monkeypatch: Any, code: str, make: Make
+) -> None:
+    monkeypatch.setattr(tf.distribute.Strategy, "num_replicas_in_sync", 2)
+    fixed = {"steps_per_epoch": 5} if code == "generator-on-replicas" else {}
+    assert code in interrupted(tmp_path, make(), **fixed)
+
+
+@pytest.mark.finds("shared-with-validation")
+def test_a_random_state_of_training_and_validation_is_named_where_the_iterator_stays_open(tmp_path: Path) -> None:
+    noisy = noise()
+    data, unseen = rows().map(noisy).batch(8).repeat(), rows().map(noisy).batch(8)
+    found = interrupted(tmp_path, data, 1, validation_data=unseen, steps_per_epoch=5)
+    assert "shared-with-validation" in found
+
+
+@pytest.mark.finds("position-late")
+def test_an_input_that_has_no_state_to_give_yet_is_named(tmp_path: Path) -> None:
+    class Late(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return tiny.STEPS
+
+        def __getitem__(self, index: int) -> Any:
+            return tuple(part[:8] for part in tiny.data())
+
+        def get_state(self) -> None:
+            return None
+
+        def set_state(self, state: Any) -> None: ...
+
+    assert "position-late" in interrupted(tmp_path, Late())
+
+
+@pytest.mark.finds("cached-variable")
+def test_a_variable_that_a_cache_has_read_and_that_changes_later_is_named(tmp_path: Path) -> None:
+    def run(*callbacks: Any) -> None:
+        strength = tf.Variable(1.0, trainable=False)
+
+        class Raises(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                strength.assign_add(1.0)
+
+        data = rows().map(lambda x, y: (x * strength, y)).cache().batch(8)
+        tiny.fit(tiny.model(), None, [*callbacks, Raises()], x=data)
+
+    options = kdc.WriteOptions(when_busy="wait")
+    with pytest.raises(tiny.Stop):
+        run(tiny.StopAt(1, 2), kdc.BackupAndRestore(tmp_path, save_freq=1, write_options=options))
+    callback = kdc.BackupAndRestore(tmp_path, save_freq=1, verbose=0)
+    run(callback)
+    assert callback.restored is not None
+    assert "cached-variable" in {one.code for one in callback.restored.findings}
+
+
+def half_in_a_file(file: Path) -> tf.data.Dataset:
+    """A shuffle that is passed both before a file of cache() and beside it."""
+    shuffled = rows().shuffle(tiny.ROWS, seed=3)
+    both = tf.data.Dataset.zip(shuffled.take(20).cache(str(file)), shuffled.skip(20))
+    return both.map(lambda kept, row: (kept[0] + row[0], row[1])).batch(4)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(code, marks=pytest.mark.finds(code))
+        for code in ("passes-around-new-files", "passes-around-lost-files")
+    ],
+)
+def test_files_of_a_pass_that_came_or_went_meanwhile_are_named(tmp_path: Path, code: str) -> None:
+    file, backup = tmp_path / "kept" / "file", tmp_path / "backup"
+    file.parent.mkdir()
+    if code == "passes-around-lost-files":
+        list(half_in_a_file(file))
+    interrupted(backup, half_in_a_file(file))
+    if code == "passes-around-lost-files":
+        for part in file.parent.iterdir():
+            part.unlink()
+    else:
+        for part in file.parent.iterdir():
+            part.unlink()
+        list(half_in_a_file(file))
+    assert code in resumed(backup, half_in_a_file(file))
+
+
+@pytest.mark.finds("draws-around-lost-files")
+def test_files_that_the_pass_before_had_completed_and_that_are_gone_are_named(tmp_path: Path, monkeypatch: Any) -> None:
+    def make() -> tf.data.Dataset:
+        noisy, kept = noise(), str(tmp_path / "kept")
+        both = tf.data.Dataset.zip(rows().map(noisy).cache(kept), rows())
+        return both.map(lambda one, other: noisy(one[0] + other[0], other[1])).batch(8)
+
+    monkeypatch.setattr(pipeline, "is_kept_whole", lambda stage: True)
+    interrupted(tmp_path / "backup", make(), 1)
+    monkeypatch.setattr(pipeline, "is_kept_whole", lambda stage: False)
+    for file in tmp_path.glob("kept*"):
+        file.unlink()
+    assert "draws-around-lost-files" in resumed(tmp_path / "backup", make())
+
+
+@pytest.mark.finds("values")
+def test_other_values_of_validation_data_are_named(tmp_path: Path) -> None:
+    x, y = tiny.data()
+    interrupted(tmp_path, None, 1, validation_data=(x, y))
+    assert "values" in resumed(tmp_path, validation_data=(x, 1 - y))
+
+
+@pytest.mark.finds("data-not-compared")
+def test_texts_that_are_too_many_to_be_compared_are_a_condition(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(content, "_LARGEST_TEXTS", 3)
+
+    def make() -> tf.data.Dataset:
+        texts = tf.data.Dataset.from_tensor_slices([f"row {number}" for number in range(tiny.ROWS)])
+        return tf.data.Dataset.zip(rows(), texts).map(lambda row, text: row).batch(8)
+
+    interrupted(tmp_path, make())
+    assert "data-not-compared" in resumed(tmp_path, make())
+
+
+@pytest.mark.parametrize(
+    ("code", "fact"),
+    [
+        pytest.param("environment", "threads", marks=pytest.mark.finds("environment")),
+        pytest.param("python-version", "numpy", marks=pytest.mark.finds("python-version")),
+    ],
+)
+def test_another_environment_is_named(tmp_path: Path, monkeypatch: Any, code: str, fact: str) -> None:
+    interrupted(tmp_path, None)
+    here = environment.describe()
+    monkeypatch.setattr(environment, "describe", lambda: {**here, fact: "another"})
+    assert code in resumed(tmp_path)
+
+
+@pytest.mark.finds("unordered-sums")
+def test_sums_without_an_order_are_a_condition(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(environment, "unordered_sums", lambda replicas, found: ["operations on a GPU"])
+    assert "unordered-sums" in interrupted(tmp_path, None)
+
+
+@pytest.mark.finds("step-opaque")
+def test_a_train_function_of_the_users_own_is_a_condition(tmp_path: Path) -> None:
+    class Own(keras.Sequential):
+        def make_train_function(self, force: bool = False) -> Any:
+            super().make_train_function(force)
+            theirs = self.train_function
+            self.train_function = lambda iterator: theirs(iterator)
+            return self.train_function
+
+    model = Own([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
+    model.compile("sgd", "binary_crossentropy")
+    assert "step-opaque" in interrupted(tmp_path, None, built=model)
+
+
+@pytest.mark.finds("optimizer-replaced")
+def test_another_optimizer_during_fit_is_named(tmp_path: Path) -> None:
+    class Replaces(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                self.model.optimizer = keras.optimizers.SGD(0.01)
+                self.model.make_train_function(force=True)
+
+    assert "optimizer-replaced" in interrupted(tmp_path, None, 1, callbacks=[Replaces()])
+
+
+@pytest.mark.finds("ran-no-step-stopped")
+def test_a_fit_after_one_that_stopped_early_is_warned_that_it_runs_no_step(tmp_path: Path) -> None:
+    class Enough(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = True
+
+    model, keep = tiny.model(), {"delete_checkpoint": False}
+    tiny.fit(model, tmp_path, [Enough()], options=keep)
+    with pytest.warns(RuntimeWarning, match="runs no step: .*; give each run a directory of its own"):
+        tiny.fit(model, tmp_path, options=keep)
+
+
+@pytest.mark.finds("optimizer-not-in-file")
+def test_a_file_without_the_optimizers_state_is_named(tmp_path: Path) -> None:
+    uncompiled = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+    uncompiled.save_weights(tmp_path / "theirs.weights.h5")
+
+    def build() -> keras.Model:
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+        model.compile("adam", "mse")
+        return model
+
+    with pytest.warns(RuntimeWarning, match="the file holds no state for Adam"):
+        model = kdc.make_or_restore_model(build, tmp_path, adopt=True)
+    np.testing.assert_array_equal(model.get_weights()[0], uncompiled.get_weights()[0])
+    assert "optimizer-not-in-file" in {one.code for one in kdc.restored_from(model).findings}
+
+
+@pytest.mark.finds("model-not-compared")
+def test_a_model_whose_configuration_cannot_be_had_is_named(tmp_path: Path) -> None:
+    class Dense(keras.layers.Dense):
+        def get_config(self) -> Any:
+            raise NotImplementedError("no configuration")
+
+    def build(layer: Any = Dense) -> keras.Model:
+        model = keras.Sequential([keras.Input((6,)), layer(2, name="dense")])
+        model.compile("sgd", "mse")
+        return model
+
+    build(keras.layers.Dense).save(tmp_path / "theirs.keras")
+    with pytest.warns(RuntimeWarning, match="its configuration cannot be compared .*no configuration"):
+        model = kdc.make_or_restore_model(build, tmp_path, adopt=True)
+    assert "model-not-compared" in {one.code for one in kdc.restored_from(model).findings}
