@@ -135,13 +135,20 @@ class FitSession:
             self.run.engine.claim(self.run.description)
         self._undo = control(self._fit, self)
         if self._resume is not None:
-            self._restore.begin()
+            self._begin_restore(self._restore)
             if self._resume.mode is Mode.CONTINUE:
                 self.run.earlier = verdict.found_in(self._resume.saved, verdict.LASTING)
             if not self._resume.is_pending:
                 self._report(self._resume)
         if not self.is_complete:
             self.run.shutdown.begin()
+
+    def _begin_restore(self, restore: FitRestore) -> None:
+        try:
+            restore.begin()
+        except BaseException as error:  # fit's own handler sees none of what happens before its first epoch
+            self.on_exception(error, in_step=False)
+            raise
 
     def _make_order_repeatable(self) -> None:
         """The seed of all orders that the global one does not fix is drawn once for a directory, then kept."""
