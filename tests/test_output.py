@@ -140,7 +140,7 @@ def _fails(error: type[Exception], *given: Any, **options: Any) -> None:
 
 @pytest.mark.process
 def test_keras_is_not_imported_to_print_a_line() -> None:
-    code = f"import sys; from {NAME}.terminal import say; say('saved'); print('keras' in sys.modules)"
+    code = f"import sys; from {NAME}.base.terminal import say; say('saved'); print('keras' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "kdc: saved\nFalse\n"
 

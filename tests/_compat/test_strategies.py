@@ -41,7 +41,7 @@ with strategy.scope():
     ):
         try:
             what()
-        except kdc.errors.ConfigError as error:
+        except kdc.ConfigError as error:
             print("REFUSED", error, flush=True)
 import os
 os._exit(0)  # the servers never end

@@ -119,7 +119,7 @@ def test_a_dataset_that_ends_before_the_resumed_step_is_an_error(backup: Path) -
     with pytest.raises(tiny.Stop):
         tiny.fit(tiny.rich_model(), backup, [tiny.StopAt(1, 4)])
     steps, before = tiny.CountSteps(), files(backup)
-    with pytest.raises(kdc.errors.BackupError, match="the input ended before the 4 batches"):
+    with pytest.raises(kdc.BackupError, match="the input ended before the 4 batches"):
         tiny.fit(tiny.rich_model(), backup, [steps], x=tiny.shuffled().take(2))
     assert steps.trained == []
     assert before.items() <= files(backup).items()

@@ -104,7 +104,7 @@ def test_what_makes_a_resume_inexact_is_reported(tmp_path: Path) -> None:
     store = begin(tmp_path)
     two = [{"variables/w@0": np.zeros(3)}, {"variables/w@0": np.ones(3)}]
     not_saved = {"unsaved/findings": [["variables-not-saved", "", ["mine/x"], ""]]}
-    commit(store, 1, two, states=(not_saved, {"run/engine/findings": [["local-state", "worker 1", [], ""]]}))
+    commit(store, 1, two, states=(not_saved, {"engine/findings": [["local-state", "worker 1", [], ""]]}))
     commit(store, 2, states=({"input/findings": UNSEEDED},))
     unseeded, dropped = kdc_json("ls", tmp_path)["commits"]
     assert (unseeded["exact"], dropped["exact"]) == (False, False)

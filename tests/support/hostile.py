@@ -29,8 +29,8 @@ def make(directory: Path, tmp_path: Path) -> None:
     store = begin(directory)
     states: list[dict[str, Any]] = [
         {
-            f"callback:{name}": {EVIL: EVIL},
-            "findings:input": [
+            f"callbacks/{name}": {EVIL: EVIL},
+            "input/findings": [
                 ["shared-variable", EVIL, [EVIL], ""],
                 ["input-code", "", [EVIL], EVIL],
                 [EVIL, EVIL, [], ""],

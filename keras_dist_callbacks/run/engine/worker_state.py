@@ -175,7 +175,7 @@ class WorkerStateExchange:
         messaging.publish(self._key(save, worker, "taken"), b"", self.timeout)
         state = {**dict.fromkeys(none), **head.state}
         if len(tensors) < len(differing):
-            state[f"run/engine/{FINDINGS}"] = findings.to_json([Finding("local-state", f"worker {worker}")])
+            state[f"engine/{FINDINGS}"] = findings.to_json([Finding("local-state", f"worker {worker}")])
         held = {name: SharedArray(array) for name, array in tensors.items()}
         return LocalState(held, {name: theirs[name] for name in held}, state)
 

@@ -131,7 +131,7 @@ def test_a_failure_of_one_backup_does_not_stop_the_next(engine: Engine, monkeypa
     def commit(manifest: Any) -> None:
         committed.append(manifest.position.step)
         if len(committed) == 1:
-            raise kdc.errors.StorageError("the disk is away")
+            raise kdc.StorageError("the disk is away")
         original(manifest)
 
     monkeypatch.setattr(engine.store, "commit", commit)

@@ -55,7 +55,7 @@ def test_what_a_worker_has_arrives(said: dict[str, bytes]) -> None:
 @pytest.mark.finds("local-state")
 def test_what_a_worker_had_too_much_of_is_a_finding(said: dict[str, bytes]) -> None:
     said["values"] = _pack_message({**HEAD, "sent": []}, {})
-    assert collect().state[f"run/engine/{FINDINGS}"] == [["local-state", "worker 1", [], ""]]
+    assert collect().state[f"engine/{FINDINGS}"] == [["local-state", "worker 1", [], ""]]
 
 
 HELLOS: list[Any] = [

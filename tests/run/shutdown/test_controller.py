@@ -236,7 +236,7 @@ def test_a_step_that_never_ends_is_terminated_by_the_grace_period(tmp_path: Path
     ],
 )
 def test_wrong_arguments_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(kdc.errors.ConfigError, match=message):
+    with pytest.raises(kdc.ConfigError, match=message):
         kdc.BackupAndRestore(tmp_path, **grouped(**options))
 
 
