@@ -123,7 +123,7 @@ class Run:
         return self.restored
 
     def save_when_due(self, step: int, take: Callable[[], Snapshot]) -> None:
-        """After a step, on every worker: saves if that is due; what failed in the background surfaces.
+        """After a step, on every worker: saves if that is due.
 
         Args:
             step: Batches trained.
