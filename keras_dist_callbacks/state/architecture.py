@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,15 @@ def _architecture_tensor(model: Any) -> dict[str, SharedTensor]:
     compiled, found = runs_of(model).architecture
     if found is None or compiled() is not compilation(model):
         text = as_json(model)
+        if text is not None and _holds_code(json.loads(text)):
+            text = None  # nothing would make a model from it without running what a file holds
         found = {} if text is None else {"json": SharedArray(np.frombuffer(text.encode(), np.uint8))}
         runs_of(model).architecture = reference(compilation(model)), found
     return found
+
+
+def _holds_code(config: Any) -> bool:
+    """Returns whether Keras has written a lambda's bytecode, as of a Lambda layer."""
+    if isinstance(config, Mapping):
+        return config.get("class_name") == "__lambda__" or any(map(_holds_code, config.values()))
+    return isinstance(config, list) and any(map(_holds_code, config))
