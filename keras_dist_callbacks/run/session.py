@@ -127,6 +127,7 @@ class FitSession:
                 *(self._resume, self._fit, parts, self._this_fit, self._runs, self.run.cluster, self.run.schedule)
             )
             self._restore.decide(self.run.description["seed"])
+        self._fit.copy_batches()
         self._make_order_repeatable()
         if self._resume is None:
             resume_mode.warn_of_shared_directory(self.run.engine.directory, self._this_fit)

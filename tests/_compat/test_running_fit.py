@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from typing import Any
 
@@ -10,7 +12,7 @@ import keras
 import pytest
 
 from keras_dist_callbacks._compat import running_fit as seam
-from tests.support import tiny
+from tests.support import ROOT, tiny
 
 
 class Looks(keras.callbacks.Callback):
@@ -37,3 +39,15 @@ def test_a_look_at_fit_does_not_keep_the_iterators_of_past_epochs() -> None:
     looks = Looks()
     tiny.fit(tiny.model(), None, [looks])
     assert looks.is_kept == [False, False]
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_under_replicas_the_arrays_of_a_py_dataset_stay_as_the_script_made_them() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.views_job"],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    changed, of_aligned, of_others = done.stdout.split()[-3:]
+    assert changed == "0"
+    assert of_aligned == of_others  # the end does not depend on where in memory the rows are
