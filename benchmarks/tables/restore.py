@@ -84,7 +84,8 @@ def measure(directory: Path, *, strategy: str, rounds: int, seed: int, cached: b
         kdc.BackupAndRestore(ours, verbose=0),
         keras.callbacks.BackupAndRestore(str(theirs), delete_checkpoint=False),
     ]
-    _fit(workload, train, saved, steps=2 + 1, epochs=2)
+    for callback in saved:  # ours refuses to be in one list with Keras'
+        _fit(workload, train, [callback], steps=2 + 1, epochs=2)
     model.save_weights(weights)
     starts: dict[str, Callable[[], list[Any]]] = {
         arms.NONE: list,

@@ -1,13 +1,14 @@
-"""The global random states of Python, numpy, torch and TensorFlow, as JSON.
+"""The global random states of Python, numpy, TensorFlow and other libraries, as JSON.
 
-Keras' own randomness lives in seed-generator variables and is captured with the variables.
+Keras' own randomness lives in seed-generator variables and is captured with the variables. A library with a global
+generator of its own is a line in `_LIBRARIES`: all that saves and restores random states follows.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,29 @@ import numpy as np
 from keras_dist_callbacks._compat.incompatible import incompatible
 
 
+def _torch_state(torch: Any) -> str:
+    state: str = torch.get_rng_state().numpy().tobytes().hex()
+    return state
+
+
+def _restore_torch(torch: Any, state: str) -> None:
+    torch.set_rng_state(torch.from_numpy(np.frombuffer(bytes.fromhex(state), np.uint8).copy()))
+
+
+_LIBRARIES: dict[str, tuple[Callable[[Any], str], Callable[[Any, str], None]]] = {
+    "torch": (_torch_state, _restore_torch)
+}
+"""By the name of a module: returns its state, and puts one back; both get the module, where it is imported."""
+
+
 def capture() -> dict[str, Any]:
-    """Returns the states as of now; torch's too where the process has imported it."""
+    """Returns the states as of now; those of other libraries where the process has imported them."""
     state = {
         "python": _python_state(random.getstate()),
         "numpy": _numpy_state(),
         "tensorflow": _tensorflow_state(),
     }
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        state["torch"] = torch.get_rng_state().numpy().tobytes().hex()
+    state |= {name: get(sys.modules[name]) for name, (get, _) in _LIBRARIES.items() if sys.modules.get(name)}
     return state
 
 
@@ -33,23 +47,23 @@ def restore(state: dict[str, Any], *, leave: Collection[str] = ()) -> None:
 
     Args:
         state: What `capture` returned.
-        leave: Those of `"python"`, `"numpy"` and `"torch"` that stay as they are.
+        leave: Those that stay as they are; not TensorFlow's.
     """
     if "python" not in leave:
         random.setstate(_python_tuple(state["python"]))
     if "numpy" not in leave:
         name, key, position, has_gauss, cached = state["numpy"]
         np.random.set_state((name, np.array(key, np.uint32), position, has_gauss, cached))
-    torch = sys.modules.get("torch")
-    if torch is not None and "torch" in state and "torch" not in leave:
-        torch.set_rng_state(torch.from_numpy(np.frombuffer(bytes.fromhex(state["torch"]), np.uint8).copy()))
+    for name, (_, put) in _LIBRARIES.items():
+        if sys.modules.get(name) and name in state and name not in leave:
+            put(sys.modules[name], state[name])
     _restore_tensorflow(state["tensorflow"])
 
 
 def changed_since(since: dict[str, Any]) -> set[str]:
-    """Returns which of Python's, numpy's and torch's states are others than they were."""
+    """Returns which states are others than they were; TensorFlow's is not asked."""
     now = capture()
-    return {name for name in ("python", "numpy", "torch") if name in since and now.get(name) != since[name]}
+    return {name for name in since.keys() - {"tensorflow"} if now.get(name) != since[name]}
 
 
 def is_shuffle_of(count: int, since: dict[str, Any]) -> bool:

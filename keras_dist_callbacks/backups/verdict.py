@@ -12,7 +12,10 @@ from keras_dist_callbacks.backups.snapshot import Position, WorkerState
 
 Word = Literal["exact", "exact if", "not exact"]
 LASTING = ("unsaved", "objects", "input_objects", "compile", "environment", "earlier")
-"""Parts whose findings stay true when the fit is over; what the next one reads and runs itself is found again."""
+"""Parts whose findings stay true when the fit is over; what the next one reads and runs itself is found again.
+
+Whoever adds a part decides whether it belongs here.
+"""
 
 _SAID_FIRST = ("callbacks", "input", "step")
 _SHOWN = 3

@@ -186,7 +186,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Commits the end of training and, if asked to, deletes the backup."""
         session = self._require_session()
-        session.train_end(delete=self.delete_checkpoint)
+        session.train_end()
         self._finished += 1
 
     def _open(self, fit: seam.RunningFit, callbacks: list[Any]) -> None:
@@ -212,7 +212,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
             strict=self._strict,
         )
         run.engine.prepare()
-        options = SessionOptions(self, self._announce, self._forget_session, self._read_again)
+        deletes = self.delete_checkpoint and plan is None  # of a rehearsal, all backups are compared
+        options = SessionOptions(self, self._announce, self._forget_session, deletes, self._read_again)
         session = FitSession(fit, run, options) if plan is None else RehearsedSession(fit, run, options, plan)
         saved = session.pick()
         self._session = session

@@ -143,6 +143,7 @@ def _tensor_rows(manifest: Manifest) -> tuple[TensorRow, ...]:
 
 def _random_states(chief: WorkerRecord) -> tuple[str, ...]:
     found = ["python", "numpy", "tensorflow"]  # no manifest is read that lacks one
+    found += sorted(chief.state["random/now"].keys() - {*found})  # such as torch's
     if "generator" in chief.state["random/now"]["tensorflow"]:
         found.append("tf.random global generator")
     generators = {info.key for info in chief.tensors.values() if "seed_generator" in info.key}

@@ -1,4 +1,10 @@
-"""Restores a backup into a running fit(): before its first epoch, or within the interrupted one."""
+"""Restores a backup into a running fit(): before its first epoch, or within the interrupted one.
+
+In the order of calls: `decide` (whether the backup is this fit's, and what it means); `begin` (the epoch that fit
+begins with; all parts check; those that do not belong to the interrupted epoch restore); `begin_epoch` (random states,
+before any `on_epoch_begin`); `enter_epoch` (the batches that were trained are read and dropped, then all other parts
+restore); `findings` (what the verdict is made of).
+"""
 
 from __future__ import annotations
 
@@ -100,13 +106,14 @@ class FitRestore:
         self._schedule = schedule
         self._found: list[Finding] = []
 
-    def decide(self, seed: JSON) -> None:
+    def decide(self, seed: JSON, *, deletes: bool) -> None:
         """Decides whether the backup is this fit's, and what it means for it, the same on every worker.
 
         What distinguishes the fit from others in this directory becomes what it was in the interrupted process.
 
         Args:
             seed: The global seed.
+            deletes: Whether the fit deletes its backup at its end, for the message.
 
         Raises:
             BackupMismatchError: It is that of another fit. Nothing was changed.
@@ -128,9 +135,10 @@ class FitRestore:
             ),
             "finding the fit of a backup",
         )
-        number, first, why = cluster.broadcast(matched, "the fit of a backup", kind=tuple[int, int, str | None])
-        if why is not None:
-            raise BackupMismatchError(resume_mode.another_fit_message(self._runs.directory, saved, why))
+        number, first, why = cluster.broadcast(matched, "the fit of a backup", kind=tuple[int, int, tuple[str, ...]])
+        if why:
+            message = resume_mode.another_fit_message(self._runs.directory, saved, why, deletes=deletes)
+            raise BackupMismatchError(message)
         fit.update(number=number, first=first)
         is_of_later = resume_mode.is_of_later_fit(saved, fit)
         if is_finished:
@@ -164,7 +172,7 @@ class FitRestore:
     def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> None:
         """In the interrupted epoch, before its first batch: drops what was trained, and restores the rest."""
         self._resume.is_pending = False
-        self._agree(lambda: self._enter_epoch(steps), "restoring within an epoch")
+        self._agree(lambda: self._drop_trained_batches(steps), "restoring within an epoch")
 
     def findings(self, description: dict[str, JSON]) -> list[Finding]:
         """Returns why this resume is not exact, and on what it depends.
@@ -233,7 +241,7 @@ class FitRestore:
         self._resume.is_pending = position.kind == "within"  # then most follows in `enter_epoch`
         return found
 
-    def _enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> list[Finding]:
+    def _drop_trained_batches(self, steps: Iterator[tuple[int, int, Any]]) -> list[Finding]:
         saved, batch, fit = self._resume.saved, self._resume.saved.position.batch, self._fit
         found = self._restore(Moment.EPOCH)
         done = 0

@@ -124,13 +124,13 @@ class RehearsedSession(FitSession):
         if epoch + 1 >= self._epochs.stop and not model.stop_training and epoch + 1 < self._fit.epochs:
             self._ends_fit = model.stop_training = True
 
-    def train_end(self, *, delete: bool) -> None:
+    def train_end(self) -> None:
         """Commits the end, which is kept as each backup before is."""
         if self._ends_fit:
             self._fit.model.stop_training = False  # it was the plan's, and is no part of the state
         self._kill_if("end")
         self.run.engine.drain()
-        super().train_end(delete=False)
+        super().train_end()
         self._note("end", step=self._progress.count.step)
 
     def _report(self, resume: Resume) -> None:

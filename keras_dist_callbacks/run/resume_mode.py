@@ -24,6 +24,16 @@ trained this model, one after the other. `repeats`: how many of all before it we
 """
 
 
+WHY_OF_ANOTHER = {
+    "later-model": "fit() number {0} of the interrupted process saved it, and trained a model of its own; this is "
+    "number {1}, and nothing shows that it is the same one",
+    "other-model": "an earlier fit() of this process has ended with it, and had another model",
+    "seed": "the global seed was {0} then and is {1} now",
+    "rows": "its input began with other rows",
+}
+"""What shows that a backup is that of another fit, and the sentence for it."""
+
+
 def describe_fit(runs: RunsIn, fit: RunningFit) -> dict[str, JSON]:
     """Returns what distinguishes one fit of a process from another in the same directory."""
     number = runs.last.number + 1
@@ -54,7 +64,7 @@ def match(
     is_same: bool,
     other_rows: Callable[[], bool],
     left_by_other_model: bool,
-) -> tuple[int, int, str | None]:
+) -> tuple[int, int, tuple[str, ...]]:
     """Finds out which fit of the interrupted process this one is, and whether a backup can serve it.
 
     Layers are not compared here: variables that do not fit are an error wherever they are assigned.
@@ -69,7 +79,8 @@ def match(
             nothing to add.
 
     Returns:
-        The fit's number then, the number of the first fit of its model, and why the backup is that of another fit.
+        The fit's number then, the number of the first fit of its model, and what shows that the backup is that of
+        another fit: nothing, or a name of `WHY_OF_ANOTHER` and what fills its sentence.
     """
     before = saved.state.get(FIT_TOPIC, fit)
     number, first, of_backup, first_of_backup = fit["number"], first_of(fit), before["number"], first_of(before)
@@ -77,29 +88,36 @@ def match(
         is_the_only_one = is_same and not before.get("repeats", of_backup)
         if is_the_only_one or before["initial_epoch"] > 0:  # the script skips those that are finished
             number, first = of_backup, first_of_backup
-    why, was = None, saved.info.get("seed")
+    why: tuple[str, ...] = ()
+    was = saved.info.get("seed")
     if number < first_of_backup:
-        why = (
-            f"fit() number {of_backup + 1} of the interrupted process saved it, and trained a model of its own; "
-            f"this is number {number + 1}, and nothing shows that it is the same one"
-        )
+        why = "later-model", str(of_backup + 1), str(number + 1)
     elif left_by_other_model:
-        why = "an earlier fit() of this process has ended with it, and had another model"
+        why = ("other-model",)
     elif not first_of_backup == of_backup <= number or not (number == first or is_finished(saved, fit["epochs"])):
         pass  # in a row of fits of one model, the number decides
     elif None not in (was, seed) and was != seed:
-        why = f"the global seed was {was} then and is {seed} now"
+        why = "seed", str(was), str(seed)
     elif other_rows():
-        why = "its input began with other rows"
+        why = ("rows",)
     return number, first, why
 
 
-def another_fit_message(directory: str, saved: WorkerState, why: str) -> str:
-    """Returns what is raised instead of training or restoring."""
+def another_fit_message(directory: str, saved: WorkerState, why: tuple[str, ...], *, deletes: bool) -> str:
+    """Returns what is raised instead of training or restoring.
+
+    Args:
+        directory: Of the backup.
+        saved: The backup.
+        why: As of `match`.
+        deletes: Whether this fit deletes its backup at its end.
+    """
+    name, *values = why
+    keeping = " (with delete_checkpoint=False it is restored when the script runs again)" if deletes else ""
     return (
-        f"the backup in {directory} ({saved.position}) belongs to another fit(): {why}. No step is run, and "
-        "nothing was changed. Resume that fit() by running it as it was; give this one a directory of its own (with "
-        f"delete_checkpoint=False it is restored when the script runs again), or delete {directory} first if what it "
+        f"the backup in {directory} ({saved.position}) belongs to another fit(): "
+        f"{WHY_OF_ANOTHER[name].format(*values)}. No step is run, and nothing was changed. Resume that fit() by "
+        f"running it as it was; give this one a directory of its own{keeping}, or delete {directory} first if what it "
         "holds is not needed; load_backup reads its weights"
     )
 
@@ -121,13 +139,13 @@ def note_finished(saved: WorkerState, *, has_ended: bool) -> list[Finding]:
     return later
 
 
-def warn_of_shared_directory(directory: str, fit: Mapping[str, JSON]) -> None:
+def warn_of_shared_directory(directory: str, fit: Mapping[str, JSON], *, deletes: bool) -> None:
     """Warns of a fit that trains from the start in the directory of an earlier one."""
     if fit["number"] and not fit["initial_epoch"]:
         warn(
             f"an earlier fit() of this process had the backup_dir {directory} too. After a restart, that fit() is not "
-            "trained again if this one was interrupted; give each fit() a directory of its own, with "
-            "delete_checkpoint=False"
+            "trained again if this one was interrupted; give each fit() a directory of its own"
+            + (", with delete_checkpoint=False" if deletes else "")
         )
 
 

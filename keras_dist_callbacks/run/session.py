@@ -43,12 +43,14 @@ class SessionOptions:
         owner: The callback itself, which is not part of the state.
         announce: Called with what was restored.
         closed: Called when the session holds nothing of the fit any more.
+        deletes: Whether the backup is deleted at the end.
         read_again: Whether past epochs are read again instead of creating their iterators only.
     """
 
     owner: Any
     announce: Callable[[Restored], None]
     closed: Callable[[], None]
+    deletes: bool = True
     read_again: bool = False
 
 
@@ -126,11 +128,13 @@ class FitSession:
             self._restore = FitRestore(
                 *(self._resume, self._fit, parts, self._this_fit, self._runs, self.run.cluster, self.run.schedule)
             )
-            self._restore.decide(self.run.description["seed"])
+            self._restore.decide(self.run.description["seed"], deletes=self._options.deletes)
         self._fit.copy_batches()
         self._make_order_repeatable()
         if self._resume is None:
-            resume_mode.warn_of_shared_directory(self.run.engine.directory, self._this_fit)
+            resume_mode.warn_of_shared_directory(
+                self.run.engine.directory, self._this_fit, deletes=self._options.deletes
+            )
             parts.input.passes.begin_without_backup()
         if not self.is_complete:
             self.run.engine.claim(self.run.description)
@@ -285,8 +289,9 @@ class FitSession:
             self.run.engine.save(lambda: self._capture("between"))
             self._trained = None
 
-    def train_end(self, *, delete: bool) -> None:
+    def train_end(self) -> None:
         """After every other callback's `on_train_end`."""
+        delete = self._options.deletes
         self.run.reported.enter(Phase.END)
         self._fit.clear_initial_epoch()
         self._runs.given[self._given] += 1

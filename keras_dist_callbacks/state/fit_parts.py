@@ -91,20 +91,20 @@ class FitParts:
 
         data = DataPosition(fit, callbacks, objects.input, is_used, this_fit, runs, read_again=read_again, shown=shown)
         return cls(
-            RandomStatesAtEpoch(data.restore_rng),
-            data,
-            objects.input,
-            compiled,
-            listed,
-            step,
-            UnsavedVariables(fit, step, lambda: objects.variable_keys, warn=cluster.is_chief),
-            facts,
-            objects,
-            states,
-            Environment(),
-            Progress(fit, callbacks, this_fit),
-            Architecture(fit.model, is_chief=cluster.is_chief),
-            RandomStates(data.restore_rng),
+            random_at_epoch=RandomStatesAtEpoch(data.restore_rng),
+            input=data,
+            input_objects=objects.input,
+            compile=compiled,
+            variables=listed,
+            step=step,
+            unsaved=UnsavedVariables(fit, step, lambda: objects.variable_keys, warn=cluster.is_chief),
+            facts=facts,
+            objects=objects,
+            callbacks=states,
+            environment=Environment(),
+            progress=Progress(fit, callbacks, this_fit),
+            architecture=Architecture(fit.model, is_chief=cluster.is_chief),
+            random=RandomStates(data.restore_rng),
         )
 
     def __iter__(self) -> Iterator[Part]:

@@ -17,7 +17,7 @@ class Moment(enum.Enum):
         START: Before the first epoch.
         EPOCH_BEGIN: The interrupted epoch begins: before any `on_epoch_begin`.
         EPOCH: It is entered: before its first batch is asked for.
-        STEP: The batches of it that were trained are dropped.
+        STEP: The batches of it that were trained have been dropped.
     """
 
     START = enum.auto()
@@ -39,7 +39,12 @@ def arrived(position: Position) -> Moment:
 class Part:
     """One kind of state, with one owner.
 
-    A part does nothing at a moment that is not its own. Before any part assigns, all have checked.
+    A part does nothing at a moment that is not its own. Before any part assigns, all have checked. Parts are captured
+    in the reverse of the order in which they are restored.
+
+    What it finds reaches the verdict in one of two ways: in the `Piece` of `capture`, if the training that runs knows
+    it (it is saved, and said at each resume), or in what `restore` returns, if only a resume can know it. Findings that
+    stay true when the fit is over need the part's name in `backups.verdict.LASTING`.
 
     Attributes:
         name: Its key in a manifest, see `backups.manifest.PARTS`.

@@ -1,7 +1,8 @@
 """Where training is in its input, and how to get there again.
 
 Three ways, the cheapest that fits: a callback addresses each epoch's data by number (`EpochDataset`), the input
-knows its own position, or past epochs are replayed, with the `on_epoch_end` of a PyDataset.
+knows its own position, or past epochs are replayed, with the `on_epoch_end` of a PyDataset. That leads to the begin of
+the interrupted epoch; its batches that were trained are dropped by `run/fit_restore.py`.
 """
 
 from __future__ import annotations
@@ -156,9 +157,9 @@ class DataPosition(Part):
             self._note_moved()
             self.hides.restore_read_only()
             return self._other_passes()
-        return self._begin(saved) if moment is Moment.START else []
+        return self._go_to_epoch(saved) if moment is Moment.START else []
 
-    def _begin(self, saved: Saved) -> list[Finding]:
+    def _go_to_epoch(self, saved: Saved) -> list[Finding]:
         """Puts the input at the beginning of the saved epoch."""
         self._take_over(saved)
         notes, first = self._begin_next_fit(saved), self.first_epoch or 0

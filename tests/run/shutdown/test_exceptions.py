@@ -205,3 +205,19 @@ def test_ctrl_c_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path, ActionAt("on_train_batch_begin", (1, 2), hangs))
     assert time.monotonic() - began[0] < 50, "the main thread came back by itself"
+
+
+def test_a_save_after_ctrl_c_is_not_cut_off_when_the_wait_for_the_step_is_over(
+    tmp_path: Path, reference: keras.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signals, "_INTERRUPT_SECONDS", 0.5)
+    leave = BackupEngine.leave
+
+    def slowly(engine: BackupEngine, *arguments: Any) -> Any:
+        time.sleep(1.5)
+        return leave(engine, *arguments)
+
+    monkeypatch.setattr(BackupEngine, "leave", slowly)
+    with pytest.raises(KeyboardInterrupt, match="Interrupted by Ctrl-C at epoch 2, batch 3"):
+        fit(tmp_path, ActionAt("on_train_batch_begin", (1, 2), raise_signal(signal.SIGINT)), save_freq=False)
+    assert resume_and_compare(tmp_path, reference).restored.position.step == tiny.STEPS + 3
