@@ -266,11 +266,23 @@ def has_other_traces(model: Any) -> bool:
     return any(traces(model, name) for name in ("test_function", "predict_function"))
 
 
-def trace_count(model: Any) -> int:
-    """Returns how often train and test steps were traced: cheap to ask, unlike the traces themselves."""
-    functions = (getattr(model, name, None) for name in ("train_function", "test_function"))
-    compiled = [None if function is None else _compiled(function) for function in functions]
-    return sum(function.experimental_get_tracing_count() for function in compiled if function is not None)
+class TraceCounter:
+    """Tells how often train and test steps of a model were traced; asked after each step, so it looks once for each."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._train: Any = None
+        self._test: Any = None
+        self._compiled: list[Any] = []
+
+    def count(self) -> int:
+        """Returns how often, until now."""
+        train, test = (getattr(self._model, name, None) for name in ("train_function", "test_function"))
+        if train is not self._train or test is not self._test:
+            self._train, self._test = train, test
+            found = [_compiled(function) for function in (train, test) if function is not None]
+            self._compiled = [function for function in found if function is not None]
+        return sum(function.experimental_get_tracing_count() for function in self._compiled)
 
 
 def is_opaque(model: Any) -> bool:

@@ -6,6 +6,7 @@ Some of it is private (`_ema_weights_in_model`, TensorBoard's counters), which i
 from __future__ import annotations
 
 import csv
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -212,10 +213,12 @@ _TABLE: dict[str, Known] = {
 
 def known(callback: Any) -> Known | None:
     """Returns how to save and restore a Keras callback or a subclass of one; None if the class is not known."""
-    return _entry(type(callback))
+    cls: Any = type(callback)
+    return _entry(cls)
 
 
-def _entry(cls: type) -> Known | None:
+@functools.lru_cache(maxsize=1024)  # asked for each attribute of each object, in each capture
+def _entry(cls: Any) -> Known | None:
     import keras
 
     return next((entry for name, entry in _TABLE.items() if issubclass(cls, getattr(keras.callbacks, name))), None)

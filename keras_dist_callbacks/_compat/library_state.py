@@ -112,16 +112,21 @@ def _is_input(layer: Any) -> bool:
 
 
 def _may_be_state(value: Any, name: str, item: Any) -> bool:
-    import keras
 
     cls: Any = type(value)
-    if name in keras_callbacks.saved_names(cls, _set_by_library) or name.startswith(_MARKS):
-        return False
-    if _is_hook_of_ours(item):
-        return False
-    if name in (_OF_A_CALLBACK if static.is_a(value, keras.callbacks.Callback) else _OF_A_LAYER) and _is_keras(cls):
+    if name in _never_state(cls) or name.startswith(_MARKS) or _is_hook_of_ours(item):
         return False
     return name not in _set_by_library(cls) or _is_setting(name, item)
+
+
+@functools.lru_cache(maxsize=1024)
+def _never_state(cls: Any) -> frozenset[str]:
+    """Returns names of attributes that are saved in another way, or change without a meaning."""
+    import keras
+
+    saved = keras_callbacks.saved_names(cls, _set_by_library)
+    of_keras = _OF_A_CALLBACK if issubclass(cls, keras.callbacks.Callback) else _OF_A_LAYER
+    return saved | of_keras if _is_keras(cls) else saved
 
 
 def _is_hook_of_ours(item: Any) -> bool:
@@ -282,13 +287,18 @@ def _variables(value: Any) -> list[Any]:
 
 
 def _slots(value: Any) -> Iterator[tuple[str, Any]]:
-    for base in type(value).__mro__:
-        for name, member in vars(base).items():
-            if isinstance(member, types.MemberDescriptorType):
-                try:
-                    yield name, member.__get__(value)
-                except AttributeError:  # not set
-                    continue
+    cls: Any = type(value)
+    for name, member in _members(cls):
+        try:
+            yield name, member.__get__(value)
+        except AttributeError:  # not set
+            continue
+
+
+@functools.lru_cache(maxsize=1024)
+def _members(cls: Any) -> list[tuple[str, types.MemberDescriptorType]]:
+    held = [item for base in cls.__mro__ for item in vars(base).items()]
+    return [(name, member) for name, member in held if isinstance(member, types.MemberDescriptorType)]
 
 
 def _is_setting(name: str, item: Any) -> bool:

@@ -34,6 +34,7 @@ class CapturedVariables(Part):
         self.saved_names: list[str] = []
         self._fit = fit
         self._model = fit.model
+        self._counter = graphs.TraceCounter(fit.model)
         self._seen = -1
         self._found: list[graphs.Resource] = []
         self._captured: set[int] = set()
@@ -104,7 +105,7 @@ class CapturedVariables(Part):
         if self._model.run_eagerly:
             self._look_at_objects()
             return
-        count = graphs.trace_count(self._model)
+        count = self._counter.count()
         if count == self._seen:
             return
         self._seen = count

@@ -6,11 +6,14 @@ import gc
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 from typing import Any
 
 import keras
 import pytest
 
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks._compat import graphs
 from keras_dist_callbacks._compat import running_fit as seam
 from tests.support import ROOT, tiny
 
@@ -39,6 +42,19 @@ def test_a_look_at_fit_does_not_keep_the_iterators_of_past_epochs() -> None:
     looks = Looks()
     tiny.fit(tiny.model(), None, [looks])
     assert looks.is_kept == [False, False]
+
+
+@pytest.mark.slow
+def test_train_functions_are_not_looked_into_after_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    compiled = graphs._compiled
+    monkeypatch.setattr(graphs, "_compiled", lambda function: (asked.append(function), compiled(function))[1])
+    counts = []
+    for epochs in (1, 4):
+        asked.clear()
+        tiny.fit(tiny.model(), None, [kdc.BackupAndRestore(tmp_path / str(epochs), save_freq=False)], epochs=epochs)
+        counts.append(len(asked))
+    assert counts[1] - counts[0] <= 3  # an epoch each, of five steps
 
 
 @pytest.mark.process

@@ -98,7 +98,8 @@ class UserState(Part):
         self._tensor = SharedArray(np.frombuffer(json.dumps(self._description).encode(), np.uint8))
         self.variable_keys: set[int] = set()
         self._differing: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # by dataset
-        self._first_trace = getattr(fit.model, "train_function", None), graphs.trace_count(fit.model)
+        self._counter = graphs.TraceCounter(fit.model)
+        self._first_trace = getattr(fit.model, "train_function", None), self._counter.count()
         self._function, self._trace_count = self._first_trace
         self._traced: list[changes.Changes] = []  # as of each trace of the train function in use
         self._last_trace = Found()
@@ -216,7 +217,7 @@ class UserState(Part):
     def _is_traced(self) -> bool:
         """Returns whether the train function in use was traced since the start."""
         model = self._fit.model
-        return bool(graphs.traces(model)) and self._first_trace != (model.train_function, graphs.trace_count(model))
+        return bool(graphs.traces(model)) and self._first_trace != (model.train_function, self._counter.count())
 
     def _reads_any(self, saved: Mapping[str, JSON]) -> bool:
         nodes = self._walk(only_traced=True).nodes
@@ -263,14 +264,14 @@ class UserState(Part):
         model = self._fit.model
         if model.run_eagerly:
             return
-        if model.train_function is not self._function or graphs.trace_count(model) != self._trace_count:
+        if model.train_function is not self._function or self._counter.count() != self._trace_count:
             self._note_trace()
 
     def _note_trace(self) -> None:
         model = self._fit.model
         if model.train_function is not self._function:
             self._traced = []
-        self._function, self._trace_count = model.train_function, graphs.trace_count(model)
+        self._function, self._trace_count = model.train_function, self._counter.count()
         self._last_trace = self._walk(only_traced=True)
         digests = _digests(self._last_trace.nodes, self._last_trace.nodes)
         self._runs.traced = reference(self._function), (*self._traces(), digests)
