@@ -133,7 +133,6 @@ class Operations:
         shuffles: How many datasets within it shuffle.
         queues: Operations on queues and the like, the same way.
         unordered: What it adds up in no fixed order on several threads of a CPU, unless operations are deterministic.
-        lookups: Whether it looks something up in tables.
         orders: Of the datasets that it makes and that may run in parallel: the operation, and "true", "false" or
             "default", which says whether their order is the same in each pass.
     """
@@ -145,7 +144,6 @@ class Operations:
     shuffles: int
     queues: tuple[str, ...] = ()
     unordered: tuple[str, ...] = ()
-    lookups: bool = False
     orders: tuple[tuple[str, str], ...] = ()
 
 
@@ -210,7 +208,6 @@ def operations_of(definition: Any) -> Operations:
         sum(op.startswith("Shuffle") for op, _ in nodes),
         tuple(_label(op, name) for op, name in nodes if op.startswith(_QUEUES)),
         tuple(label for node in found if (label := _unordered_sum(node))),
-        any(op.startswith("LookupTableFind") for op, _ in nodes),
         tuple(_orders(found)),
     )
 
@@ -297,14 +294,6 @@ def table_content(table: Any) -> tuple[Any, Any]:
     order = np.argsort(keys, kind="stable")
     keys, values = (part.tolist() if part.dtype.hasobject else part for part in (keys[order], values[order]))
     return keys, values
-
-
-def set_table(table: Any, keys: Any, values: Any) -> None:
-    """Makes a mutable lookup table hold these keys and values, and no other."""
-    import tensorflow as tf
-
-    table.remove(tf.convert_to_tensor(table_content(table)[0], table.key_dtype))
-    table.insert(tf.convert_to_tensor(keys, table.key_dtype), tf.convert_to_tensor(values, table.value_dtype))
 
 
 def table_digest(table: Any) -> str | None:

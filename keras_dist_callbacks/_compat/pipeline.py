@@ -423,11 +423,6 @@ def function_operations(stage: Any) -> list[graphs.Operations]:
     return [_looked_through(function.function) for function in _functions(stage)]
 
 
-def looks_up_tables(dataset: Any) -> bool:
-    """Returns whether a function of a dataset looks something up in tables."""
-    return any(found.lookups for stage in stages(original(dataset)) for found in function_operations(stage))
-
-
 def _functions(stage: Any) -> list[Any]:
     return [f for f in getattr(stage, "_functions", list)() if hasattr(getattr(f, "function", None), "graph")]
 

@@ -422,7 +422,6 @@ CATALOG: Mapping[str, Row] = {
     ),
     "writer-of-input": Row("unknown", "within an epoch, {subject} does not change what the PyDataset reads"),
     "writer-of-position": Row("unknown", "{subject} does not change what the input's get_state returns"),
-    "table-read": Row("unknown", "the input does not read `{0}` of {subject}"),
     "reshuffled-by-reader": Row("unknown", "{subject} does not read `{0}`, which the input reshuffles in each pass"),
     "passes-of-reader": Row("unknown", "{subject} does not read `{0}`, or each pass over it is the same"),
     # --- the input: its passes

@@ -16,12 +16,12 @@ import numpy as np
 
 from keras_dist_callbacks._compat import keras_callbacks, library_state
 from keras_dist_callbacks.backups.findings import Finding
-from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, Saved, SharedTensor
 from keras_dist_callbacks.base import static, validation
 from keras_dist_callbacks.base.errors import BackupError, BackupMismatchError, ConfigError
 from keras_dist_callbacks.base.process import Shared, shared
 from keras_dist_callbacks.state.inputs.sources import is_stateless
+from keras_dist_callbacks.state.own_values import from_json, to_json
 from keras_dist_callbacks.state.part import Moment, Part, arrived
 
 GetState = Callable[[Any], dict[str, Any]]

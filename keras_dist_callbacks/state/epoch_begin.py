@@ -9,8 +9,8 @@ import numpy as np
 
 from keras_dist_callbacks._compat import rng, variables
 from keras_dist_callbacks.backups.findings import Finding
-from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, Saved, SharedTensor
+from keras_dist_callbacks.state.own_values import from_json, to_json
 from keras_dist_callbacks.state.part import Moment, Part
 from keras_dist_callbacks.state.variables import ModelVariables, match_names
 

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks.backups.findings import Finding
-from keras_dist_callbacks.backups.json_values import from_json
 from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, Saved, SharedTensor
 from keras_dist_callbacks.base import static
+from keras_dist_callbacks.state.own_values import from_json
 from keras_dist_callbacks.state.part import Moment, Part, arrived
 from keras_dist_callbacks.state.variables import jsonable_logs
 

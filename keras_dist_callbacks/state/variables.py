@@ -9,7 +9,6 @@ import numpy as np
 
 from keras_dist_callbacks._compat import model_parts, variables
 from keras_dist_callbacks.backups.findings import Finding
-from keras_dist_callbacks.backups.json_values import to_json
 from keras_dist_callbacks.backups.snapshot import (
     JSON,
     VARIABLES,
@@ -23,6 +22,7 @@ from keras_dist_callbacks.backups.snapshot import (
 from keras_dist_callbacks.base.errors import BackupMismatchError
 from keras_dist_callbacks.base.terminal import first_few
 from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.state.own_values import to_json
 from keras_dist_callbacks.state.part import Moment, Part, arrived
 
 Array = np.ndarray[Any, Any]

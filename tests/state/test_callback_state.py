@@ -13,11 +13,11 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.base.errors import BackupError, BackupMismatchError, ConfigError
 from keras_dist_callbacks.base.process import shared
 from keras_dist_callbacks.state import callback_state
 from keras_dist_callbacks.state.callback_state import capture_callbacks, restore_callbacks
+from keras_dist_callbacks.state.own_values import from_json, to_json
 from tests.support import files, tiny
 from tests.support.blobs import through_a_blob
 
@@ -119,16 +119,20 @@ def itself() -> dict[str, Any]:
     return value
 
 
+def shrunk_set() -> set[int]:
+    found = set(range(1000))
+    found.difference_update(range(3, 1000))  # few items in a large table
+    return found
+
+
 BAD_STATES = [
-    ({"a": {"b": {1, 2}}}, r"callbacks/Mine\(\)/a/b: a set cannot be stored; use dicts"),
-    ({"a": [0, b"bytes"]}, r"callbacks/Mine\(\)/a/1: a bytes cannot be stored"),
-    ({"a": {b"k": 2}}, r"callbacks/Mine\(\)/a: the key b'k' of a dict cannot be stored; use strings, numbers"),
-    ({"a": {(1, np.longdouble(2)): 2}}, r"callbacks/Mine\(\)/a: the key \(1, .*\) of a dict cannot be stored"),
+    ({"a": {"b": object()}}, r"callbacks/Mine\(\)/a/b: a object cannot be stored; use dicts"),
+    ({"seen": shrunk_set()}, r"callbacks/Mine\(\)/seen: the order of this set is not kept; use a sorted list"),
+    ({"a": [0, object()]}, r"callbacks/Mine\(\)/a/1: a object cannot be stored"),
+    ({"a": {(1, np.datetime64("2026")): object()}}, r"callbacks/Mine\(\)/a/\(1, .*\): a object cannot be stored"),
     ({"model": Mine()}, r"callbacks/Mine\(\)/model: a Mine cannot be stored"),
-    ({"text": np.array(["a"])}, r"callbacks/Mine\(\)/text: a ndarray cannot be stored"),
-    ({"objects": np.array([None])}, r"callbacks/Mine\(\)/objects: a ndarray cannot be stored"),
-    ({"records": np.zeros(2, [("x", "f4")])}, r"callbacks/Mine\(\)/records: a ndarray cannot be stored"),
-    ({"time": np.datetime64("2026-01-01")}, r"callbacks/Mine\(\)/time: a datetime64 cannot be stored"),
+    ({"objects": np.array([None])}, r"callbacks/Mine\(\)/objects: an array of object cannot be stored"),
+    ({"records": np.zeros(2, [("x", "f4")])}, r"callbacks/Mine\(\)/records: an array of .* cannot be stored"),
     ({"symbol": keras.KerasTensor((1,))}, r"callbacks/Mine\(\)/symbol: a KerasTensor cannot be stored"),
     (itself(), r"callbacks/Mine\(\)/again/again.*nested more than 100 levels deep"),
     ([1, 2], r"the callback Mine\(\): get_state\(\) must return a dict, got list"),
@@ -143,8 +147,8 @@ def test_what_cannot_be_stored_is_an_error_that_says_where(state: Any, message: 
 
 def test_what_cannot_be_stored_is_an_error_before_the_first_step(tmp_path: Path) -> None:
     steps = tiny.CountSteps()
-    with pytest.raises(BackupError, match=r"callbacks/Mine\(\)/seen: a set cannot be stored"):
-        tiny.fit(tiny.model(), tmp_path / "backup", [Mine({"seen": set()}), steps])
+    with pytest.raises(BackupError, match=r"callbacks/Mine\(\)/seen: a object cannot be stored"):
+        tiny.fit(tiny.model(), tmp_path / "backup", [Mine({"seen": object()}), steps])
     assert steps.trained == []
     assert list(tmp_path.rglob("*.json")) == []
 
@@ -168,9 +172,9 @@ def test_what_cannot_be_stored_any_more_ends_training_and_earlier_backups_stay(t
         bad_at = 3
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.state = {"value": {"a set"} if batch == self.bad_at else batch}
+            self.state = {"value": object() if batch == self.bad_at else batch}
 
-    with pytest.raises(BackupError, match=r"callbacks/Grows\(\)/value: a set cannot be stored"):
+    with pytest.raises(BackupError, match=r"callbacks/Grows\(\)/value: a object cannot be stored"):
         tiny.fit(tiny.model(), tmp_path, [Grows()])
     fixed, steps = Grows(), tiny.CountSteps()
     fixed.bad_at = -1

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks._compat import variables
-from keras_dist_callbacks.backups.json_values import from_json
 from keras_dist_callbacks.backups.snapshot import SharedTensor
+from keras_dist_callbacks.state.own_values import from_json
 from keras_dist_callbacks.state.variables import jsonable_logs
 from tests.support import SUPPORT, tiny
 from tests.support.probe_snapshots import OPTIMIZERS, build, changed, differs_after_a_restore

@@ -135,35 +135,25 @@ class Refreshes(keras.callbacks.Callback):
         self.table.insert(tf.constant([0], tf.int64), tf.constant([0.5 / (epoch + 1)]))
 
 
-@pytest.mark.finds("table-read")
-def test_a_table_that_a_callback_changes_and_the_input_reads_ahead_is_a_condition(tmp_path: Path) -> None:
-    def run(*callbacks: Any, reads: bool = True) -> None:
+def test_a_table_that_a_callback_changes_is_not_exact(tmp_path: Path) -> None:
+    def run(*callbacks: Any) -> None:
         table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 1.0)
-        data = tf.data.Dataset.from_tensor_slices(tiny.data()).batch(tiny.BATCH)
-        zero = tf.constant(0, tf.int64)
-        data = data.map(lambda x, y: (x * tf.reshape(table.lookup(zero), ()), y)) if reads else data
-        tiny.model().fit(data, epochs=3, shuffle=False, verbose=0, callbacks=[Refreshes(table), *callbacks])
+        tiny.fit(tiny.model(), None, [Refreshes(table), *callbacks])
 
-    for reads, verdict in ((True, "exact if"), (False, "exact")):
-        directory = tmp_path / str(reads)
-        with pytest.raises(tiny.Stop):
-            run(
-                kdc.BackupAndRestore(directory, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait")),
-                tiny.StopAt(1, 2),
-                reads=reads,
-            )
-        backup = kdc.BackupAndRestore(directory)
-        run(backup, reads=reads)
-        assert backup.restored is not None
-        assert backup.restored.verdict == verdict, backup.restored
+    options = kdc.WriteOptions(when_busy="wait")
+    with pytest.raises(tiny.Stop):
+        run(kdc.BackupAndRestore(tmp_path, save_freq=1, write_options=options), tiny.StopAt(1, 2))
+    backup = kdc.BackupAndRestore(tmp_path)
+    with pytest.warns(RuntimeWarning, match="a lookup table was changed"):
+        run(backup)
+    assert backup.restored is not None
+    assert backup.restored.verdict == "not exact"
 
 
-def test_a_mutable_table_that_the_step_changes_is_restored(tmp_path: Path) -> None:
-    model, restored = resumed(tmp_path, counting_in_a_table)
-    reference = counting_in_a_table()
-    tiny.fit(reference, None)
-    assert restored.verdict == "exact"
-    tiny.assert_same(model, reference)
+def test_a_mutable_table_that_the_step_changes_is_not_exact(tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="a lookup table was changed"):
+        _, restored = resumed(tmp_path, counting_in_a_table)
+    assert restored.verdict == "not exact"
 
 
 @pytest.mark.finds("step-operation", "unseen-state")

@@ -42,8 +42,8 @@ def _few_with_each_part() -> list[tuple[str, str]]:
 
 GATE = _few_with_each_part()
 CAMPAIGN = [cell for cell in CELLS if cell not in GATE]
-NOT_STORABLE = ("state: generator in ",)
-MOVED = tuple(f"state: {kind} in nested container" for kind in ("user object", "object with slots", "iterator"))
+NOT_STORABLE = tuple(f"state: {kind} in " for kind in ("generator", "iterator", "counter"))
+MOVED = tuple(f"state: {kind} in nested container" for kind in ("user object", "object with slots"))
 """Objects that training puts elsewhere, while another value takes their place: they cannot be made again."""
 COPIED = ("state: set in model", "state: set in layer")
 """Keras copies a set that is assigned to these, here in each step: its order after the next items cannot be saved."""

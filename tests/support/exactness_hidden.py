@@ -264,15 +264,15 @@ def rate(make: Callable[[], Callable[[], float]]) -> Callable[[], list[Any]]:
 HIDDEN_CASES: dict[str, Case] = {
     "hidden: generator that spawns": Case("exact", callbacks=rate(Spawning)),
     "hidden: iterator over an array": Case(
-        "exact", callbacks=rate(lambda: Reading(iter(np.linspace(0.0, 90.0, 100)))
-    )),
+        "not exact", callbacks=rate(lambda: Reading(iter(np.linspace(0.0, 90.0, 100)))), says="iterator"
+    ),
     "hidden: iterators in a chain": Case(
         "exact if", callbacks=rate(lambda: Reading(itertools.chain(range(9), range(50, 90)))), says="chain"
     ),
-    "hidden: one counter in two places": Case("exact if", callbacks=rate(CountingTwice), says="map"),
+    "hidden: one counter in two places": Case("not exact", callbacks=rate(CountingTwice), says="map"),
     "hidden: set that code pops from": Case("exact if", callbacks=rate(Popping), says="set"),
     "hidden: counter of a defaultdict": Case("not exact", callbacks=rate(Numbering), says="numbers"),
-    "hidden: order of an array in memory": Case("exact", callbacks=rate(Summing)),
+    "hidden: order of an array in memory": Case("exact if", callbacks=rate(Summing), says="memory"),
     "hidden: lock that is taken": Case("exact if", callbacks=rate(Locking), says="lock"),
     "hidden: handler that counts": Case("exact if", callbacks=rate(CountingRows), says="(?i)handler|rows"),
     "hidden: number in a library's module": Case("not exact", callbacks=rate(CountingInALibrary), says="batches_seen"),
@@ -286,7 +286,7 @@ HIDDEN_CASES: dict[str, Case] = {
         says="scale",
     ),
     "hidden: model that a function trains": Case("exact", callbacks=lambda: [TrainsAnother()]),
-    "hidden: part of an array": Case("exact", callbacks=lambda: [KeepsView()]),
+    "hidden: part of an array": Case("not exact", callbacks=lambda: [KeepsView()], says="shared memory"),
     "hidden: recurrent model of a callback": Case("exact", callbacks=lambda: [Forecasts()]),
     "hidden: layer that is adapted again": Case("not exact", callbacks=lambda: [AdaptsAgain()], says="adapt"),
     "hidden: validation arrays that change": Case(

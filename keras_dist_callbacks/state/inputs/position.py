@@ -18,7 +18,6 @@ from keras_dist_callbacks._compat import input_inspection, pass_seeds, pipeline,
 from keras_dist_callbacks._compat.input_inspection import PythonCode
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.findings import Finding, made
-from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, Saved, SharedArray, SharedTensor
 from keras_dist_callbacks.base import static
 from keras_dist_callbacks.base.process_runs import RunsIn
@@ -27,6 +26,7 @@ from keras_dist_callbacks.state.inputs.order import InputOrder
 from keras_dist_callbacks.state.inputs.passes import DatasetPasses, FirstPass
 from keras_dist_callbacks.state.inputs.sources import is_stateless, stateful_source_of
 from keras_dist_callbacks.state.inputs.variables import InputVariables
+from keras_dist_callbacks.state.own_values import from_json, to_json
 from keras_dist_callbacks.state.part import Moment, Part
 
 _OWN = "own"

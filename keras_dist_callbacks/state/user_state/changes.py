@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from keras_dist_callbacks._compat import graphs, library_state, variables
-from keras_dist_callbacks.backups import python_values
-from keras_dist_callbacks.backups.python_values import UnstorableError
+from keras_dist_callbacks._compat import library_state, variables
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor
 from keras_dist_callbacks.base import static
+from keras_dist_callbacks.state import own_values
 from keras_dist_callbacks.state.callback_state import own_state
+from keras_dist_callbacks.state.own_values import UnstorableError
 from keras_dist_callbacks.state.user_state import nodes
 from keras_dist_callbacks.state.user_state.libraries import is_library
 from keras_dist_callbacks.state.user_state.nodes import Node, Slot, join, parent_of, with_parents
@@ -24,7 +24,11 @@ from keras_dist_callbacks.state.user_state.walker import Found, name_of
 
 _FIXED = ("owned", "asserted", "unknown")
 _NOT_STORED = {
-    "generator": "a Python generator was advanced, and its position cannot be saved",
+    "generator": "a Python generator was advanced, and its position is not saved",
+    "iterator": "an iterator was advanced, and its position is not saved; keep a number instead",
+    "event": "an event was set or cleared, which is not saved; keep a bool instead",
+    "table": "a lookup table was changed, and its content is not saved",
+    "texts of TensorFlow": "texts in a tensor or variable are not saved",
     "dataset": "a dataset that training has made, which cannot be made again from a backup",
     "environment": "training has changed this variable, and backups hold no environment",
 }
@@ -63,8 +67,6 @@ _PARTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "random": ("$random", lambda value: [type(value).__name__, nodes.random_state(value)]),
     "variable": ("$variable", lambda value: [variables.read(c) for c in variables.components(value)]),
     "tensor": ("$tensor", lambda value: np.asarray(value.numpy())),
-    "table": ("$table", graphs.table_content),
-    "event": ("$event", nodes.is_set),
 }
 """How the state of an object is stored that is put back in its own way."""
 
@@ -245,8 +247,6 @@ class _Comparison:
             return self._named(path, node)
         if before is None and not path.startswith("callback ") and library_state.is_layer(value):
             return {"$keep": path}  # the model makes it again when it is built
-        if kind == "iterator":
-            return {"$iterator": nodes.iterator_position(value)}
         if kind in ("method", "object"):
             return (self._method if kind == "method" else self._new_object)(path, value)
         if kind in _NOT_STORED:
@@ -256,10 +256,9 @@ class _Comparison:
             return {tag: self._value(parts(value), path)}
         if kind == "own_state":  # without references: `set_state` may read all of it, before they are restored
             where = f"{self._tensors}/{path}"
-            return {"$own": python_values.encode(_own(value), where, self._changes.tensors, _NO_REFERENCES)}
-        is_new_array = kind == "array" and (before is None or before.value is not value)
-        if is_new_array and (view := self._view(value, path)) is not None:
-            return view
+            return {"$own": own_values.encode(_own(value), where, self._changes.tensors, own_values.Answer())}
+        if kind == "array" and (before is None or before.value is not value):
+            self._note_shared_memory(value, path)
         return self._container_or_value(path, before, node)
 
     def _method(self, path: str, value: Any) -> JSON:
@@ -277,21 +276,13 @@ class _Comparison:
             self._inline.add(path)
         return self._value(node.value, path)
 
-    def _view(self, value: np.ndarray[Any, Any], path: str) -> JSON | None:
-        """Returns what stands for a new array that is part of another one, so that both change together again."""
+    def _note_shared_memory(self, value: np.ndarray[Any, Any], path: str) -> None:
+        """A new array is made again apart from others, with which it may have shared memory."""
         base = nodes.base_of(value)
-        if base is None:
-            return None
-        known = self._paths.get(id(base))
-        is_plain = type(base) is np.ndarray and base.flags.c_contiguous and base.dtype == value.dtype
-        if known is not None and is_plain and not self._is_inline(known):
-            offset = value.ctypes.data - base.ctypes.data
-            return {"$view": [self._pointer("ref", known), offset, list(value.shape), list(value.strides)]}
-        arrays = {other: node.value for other, node in self._now.nodes.items() if node.kind == "array"}
-        parts = [a for other, a in arrays.items() if other != path and (a is base or nodes.base_of(a) is base)]
-        if any(np.may_share_memory(part, value) for part in parts):
-            raise UnstorableError("it shares memory with another array")
-        return None
+        others = (node.value for other, node in self._now.nodes.items() if node.kind == "array" and other != path)
+        of_base = [other for other in others if other is not value and (other is base or nodes.base_of(other) is base)]
+        if base is not None and any(np.may_share_memory(other, value) for other in of_base):
+            self._changes.lost[path] = "it shared memory with another array, and is one of its own now; use its copy()"
 
     def _require_type(self, value: Any, before: Node | None) -> None:
         """A container of another type than Python's own is filled in place, but cannot be made again."""
@@ -301,14 +292,14 @@ class _Comparison:
             before.value is value or (type(before.value) is type(value) and module.startswith("tensorflow."))
         )
         is_there = is_there and not is_tuple
-        is_plain = type(value) in _CONTAINERS or python_values.kind_of_mapping(value) is not None
+        is_plain = type(value) in _CONTAINERS or own_values.kind_of_mapping(value) is not None
         is_plain = is_plain or module.startswith("keras.")
         if not is_plain and not is_there and not (is_tuple and static.has(value, "_fields")):
             raise UnstorableError(f"a new {type(value).__qualname__} cannot be made again from a backup")
 
     def _value(self, value: Any, path: str) -> JSON:
         where = f"{self._tensors}/{path}"
-        return python_values.encode(value, where, self._changes.tensors, _Finder(self, path, self._tensors))
+        return own_values.encode(value, where, self._changes.tensors, _Finder(self, path, self._tensors))
 
     def _part(self, value: Any, path: str, whole: str) -> JSON:
         """Part of a value that is stored as one record, or a reference to it."""
@@ -324,7 +315,13 @@ class _Comparison:
             return None
         node = self._now.nodes[known]
         if node.kind == "array" and (known == path or self._is_inline(known)):
-            return self._shared_array(value, f"{self._tensors}/{known}")
+            before, name = self._start.nodes.get(known), f"{self._tensors}/{known}"
+            if before is not None and before.value is value:  # filled in place: others may share its memory
+                if before.token != node.token:
+                    self._changes.records[known] = [self._shared_array(value, name), digest_of(node)]
+                return {"$ref": known}
+            self._note_shared_memory(value, known)
+            return self._shared_array(value, name)
         if known != path:
             is_value = node.kind in ("value", "array", "tensor", "texts")
             return None if is_value and not static.is_a(value, np.ndarray) else self._pointer("ref", known)
@@ -364,12 +361,13 @@ class _Comparison:
         """An array that several places hold is stored once, so that it is one array again."""
         tensors = self._changes.tensors
         if name in tensors:
-            return {"$array": python_values.with_layout(value, name)}
-        return python_values.encode(value, name, tensors, _NO_REFERENCES)
+            return {"$array": name}
+        return own_values.encode(value, name, tensors, own_values.Answer())
 
     def _named_tuple(self, value: Any, path: str) -> JSON:
-        fields = zip(static.attribute(value, "_fields"), static.contents(value), strict=True)
-        values = [[name, self._part(item, join(path, name), path)] for name, item in fields]
+        items = static.contents(value)  # a walk knows them by their places
+        parts = [self._part(item, join(path, place), path) for place, item in enumerate(items)]
+        values = [[*field] for field in zip(static.attribute(value, "_fields"), parts, strict=True)]
         return {"$new": [_label(type(value)), {"$dict": values}]}
 
     def _new_object(self, path: str, value: Any) -> JSON:
@@ -405,13 +403,5 @@ class _Finder:
     path: str
     tensors: str
 
-    def find(self, value: Any, path: str) -> JSON | None:
+    def find(self, value: Any, path: str, tensors: dict[str, SharedTensor]) -> JSON | None:
         return self.comparison.reference(value, path.removeprefix(f"{self.tensors}/"), self.path)
-
-
-class _NoReferences:
-    def find(self, value: Any, path: str) -> JSON | None:
-        return None
-
-
-_NO_REFERENCES = _NoReferences()

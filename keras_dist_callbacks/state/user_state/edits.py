@@ -147,7 +147,7 @@ def _settings_of_layers(nodes: Mapping[str, Node]) -> dict[str, list[str]]:
     }
 
 
-_KINDS = frozenset(["value", "container", "array", "texts", "random", "variable", "tensor", "iterator", "ref"])
+_KINDS = frozenset(["value", "container", "array", "texts", "random", "variable", "tensor", "ref"])
 
 
 def _is_of_step(node: Node) -> bool:

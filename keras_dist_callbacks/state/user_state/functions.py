@@ -49,6 +49,7 @@ _MAKING = ("__init__", "__post_init__", "build", "compile", "adapt", "from_confi
 def _note_code(walk: Walker, path: str, value: types.FunctionType, is_traced: bool) -> Reads:
     reads = reads_of(value.__code__)
     walk.found.names |= reads.names
+    walk.found.iterated |= reads.iterates
     name = f"{Path(value.__code__.co_filename).name}: {value.__qualname__}"
     others = walk.found.code.get(name, "").split()  # a file's lambdas have the same name
     walk.found.code[name] = " ".join(sorted({*others, code_digest(value.__code__)}))

@@ -40,6 +40,7 @@ _OUTPUTS = """
 _OUTPUT = frozenset(_OUTPUTS.split())
 """Packages whose objects write output, measure the machine or hold connections."""
 
+_BARS = ("keras.src.utils.progbar",)
 _SYNCHRONISATION = (threading.Thread, threading.Condition, concurrent.futures.Executor)
 
 
@@ -96,7 +97,8 @@ def is_output(value: Any) -> bool:
 
     if static.is_a(value, tf.summary.SummaryWriter | type(csv.writer(io.StringIO()))):
         return True
-    return any(base in _SYNCHRONISATION or _packages(base) & _OUTPUT for base in type(value).__mro__)
+    bases = type(value).__mro__
+    return any(base in _SYNCHRONISATION or base.__module__ in _BARS or _packages(base) & _OUTPUT for base in bases)
 
 
 def _packages(cls: type) -> set[str]:

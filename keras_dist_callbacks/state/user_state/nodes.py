@@ -15,7 +15,6 @@ import random
 import re
 import types
 import uuid
-import warnings
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -24,8 +23,8 @@ import numpy as np
 import xxhash
 
 from keras_dist_callbacks._compat import library_state
-from keras_dist_callbacks.backups.python_values import layout, segment
 from keras_dist_callbacks.base import static
+from keras_dist_callbacks.state.own_values import segment
 from keras_dist_callbacks.state.user_state.libraries import is_library, library_base
 
 _SCALARS = frozenset(
@@ -50,9 +49,7 @@ ITERATORS: tuple[type, ...] = (
     type(reversed([])),
     type(iter(np.zeros(1))),
     itertools.count,
-    itertools.cycle,
 )
-_RANGE_ITERATOR = type(iter(range(0)))
 _HIDDEN_SEGMENTS = ("self", "function", "func", "python_function", "__func__", "__wrapped__", "fget", "fset")
 
 
@@ -184,8 +181,8 @@ def _segment_in_words(segment: str) -> str:
 
 
 def is_immutable(value: Any) -> bool:
-    """Returns whether a value is of one of the types `IMMUTABLE`."""
-    return issubclass(type(value), IMMUTABLE)
+    """Returns whether a value is of one of the types `IMMUTABLE`, or the empty tuple, one object for all of Python."""
+    return issubclass(type(value), IMMUTABLE) or (type(value) in (tuple, frozenset) and not value)
 
 
 def immutable_token(value: Any) -> tuple[Any, ...]:
@@ -259,33 +256,11 @@ def flat_token(value: Any) -> tuple[Any, ...]:
 _LENGTH = vars(collections.deque)["maxlen"]
 
 
-def keeps_order(value: Any) -> bool:
-    """Returns whether a set that is made again from its items, in their order, has the same order and size in memory.
-
-    Which item `pop` takes depends on those that it took before, too.
-    """
-    items = static.contents(value)
-    made = set(items)
-    return list(made) == items and _table_bytes(made) == _table_bytes(
-        set(value) if static.is_a(value, frozenset) else value
-    )
-
-
-def _table_bytes(value: set[Any]) -> int:
-    """Returns the size of a set's table, also of the sets in which Keras wraps those that are attributes of a model."""
-    return set.__sizeof__(value) - type(value).__basicsize__
-
-
 def array_token(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     """Returns the token of a numeric array."""
     found = np.ascontiguousarray(array)
     digest = xxhash.xxh3_128_hexdigest(found.reshape(-1).view(np.uint8).data)
-    return ("array", array.dtype.str, array.shape, digest, *layout(array))
-
-
-def keeps_layout(array: np.ndarray[Any, Any]) -> bool:
-    """Returns whether an array that is made again has the same order in memory."""
-    return bool(array.flags.c_contiguous or layout(array))
+    return ("array", array.dtype.str, array.shape, digest)
 
 
 def is_numeric(array: np.ndarray[Any, Any]) -> bool:
@@ -360,81 +335,9 @@ def is_set(event: Any) -> bool:
 
 
 def iterator_token(iterator: Any) -> tuple[Any, ...]:
-    """Returns the token of an iterator over a list, a tuple or a range, or of a counter: how far it is."""
-    return ("iterator", type(iterator).__name__, iterator_position(iterator))
-
-
-def iterator_position(iterator: Any) -> Any:
-    """How far an iterator is: the index of the next item, for a range how many are left, for a counter its text."""
-    if isinstance(iterator, itertools.count):
-        return repr(iterator)
-    if isinstance(iterator, itertools.cycle):
-        return list(cycle_position(iterator)[:2])
-    if isinstance(iterator, _RANGE_ITERATOR):
-        return operator.length_hint(iterator)
-    reduced = iterator.__reduce__()
-    return reduced[2] if len(reduced) > 2 else -1
-
-
-def set_iterator_position(iterator: Any, position: Any) -> bool:
-    """Moves an iterator to what `iterator_position` returned; False if it is beyond."""
-    if isinstance(iterator, itertools.count):
-        return _advance_counter(iterator, position)
-    if isinstance(iterator, itertools.cycle):
-        return _advance_cycle(iterator, *position)
-    if isinstance(iterator, _RANGE_ITERATOR):
-        for _ in range(operator.length_hint(iterator) - position):
-            next(iterator)
-    elif position < 0:
-        collections.deque(iterator, maxlen=0)
-    else:
-        iterator.__setstate__(position)
-    return True
-
-
-def cycle_position(cycle: Any) -> tuple[int, int, Any]:
-    """How many items an `itertools.cycle` remembers, the index of the next one, and the iterator of its first pass.
-
-    The index is -1 in the first pass.
-
-    Raises:
-        TypeError: This version of Python does not say; up to 3.13 each does.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        _, (items,), (remembered, is_later) = cycle.__reduce__()
-    count = len(remembered)
-    return (count, count - operator.length_hint(items), items) if is_later else (count, -1, items)
-
-
-def _advance_cycle(cycle: Any, count: int, index: int) -> bool:
-    now, place, _ = cycle_position(cycle)
-    if place >= 0:
-        return _skip(cycle, (index - place) % max(count, 1))
-    in_later_passes = 0 if index < 0 else index or count
-    return _skip(cycle, count - now + in_later_passes)
-
-
-def _skip(iterator: Any, items: int) -> bool:
-    if not 0 <= items <= _MOST_COUNTED:
-        return False
-    collections.deque(itertools.islice(iterator, items), maxlen=0)
-    return True
-
-
-def _advance_counter(counter: Any, text: str) -> bool:
-    (now, *step), (then, *_) = numbers_of_counter(repr(counter)), numbers_of_counter(text)
-    missing = round((then - now) / (step[0] if step else 1))
-    return _skip(counter, missing) and repr(counter) == text
-
-
-_MOST_COUNTED = 10**7
-
-
-def numbers_of_counter(text: str) -> list[float]:
-    """Returns where an `itertools.count` is, and its step unless that is 1, from its text."""
-    numbers = text.removeprefix("count(").removesuffix(")").split(", ")
-    return [float(x) if "." in x or "e" in x else int(x) for x in numbers]
+    """Returns the token of an iterator, or of a counter: how far it is."""
+    place = repr(iterator) if isinstance(iterator, itertools.count) else operator.length_hint(iterator)
+    return ("iterator", type(iterator).__name__, place)
 
 
 def generator_token(generator: types.GeneratorType[Any, Any, Any]) -> tuple[Any, ...]:

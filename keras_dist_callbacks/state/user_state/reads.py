@@ -72,6 +72,7 @@ class Reads:
         draws_unseeded: Whether it may draw by what only a global seed makes repeatable: TensorFlow's operations without
             a seed of their own, a shuffled dataset, a `fit()` of its own, which shuffles arrays.
         draws: Whether it may draw from a random state that all code shares, such as that of `np.random`.
+        iterates: Names over which it iterates, other than in sorted order.
         reads_files: A name by which it reads a file that may have changed, such as `load_weights`; None likewise.
     """
 
@@ -85,6 +86,7 @@ class Reads:
     draws: bool
     draws_seeded: bool
     draws_unseeded: bool
+    iterates: frozenset[str]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -118,7 +120,20 @@ def reads_of(code: types.CodeType) -> Reads:
     seeded = any(_draws_seeded(part) for part in _codes(code))
     known = (frozenset(global_names), frozenset(stores), frozenset(fills), frozenset(names), frozenset(imports))
     unseeded = any(_draws_unseeded(part) for part in _codes(code))
-    return Reads(*known, dynamic, found, draws, seeded, unseeded)
+    iterates = frozenset(name for part in _codes(code) for name in _iterated(part))
+    return Reads(*known, dynamic, found, draws, seeded, unseeded, iterates)
+
+
+def _iterated(code: types.CodeType) -> Iterator[str]:
+    """Yields names that a loop begins with, also within `enumerate()` or the like; in `sorted()` order is no matter."""
+    found = [i for i in dis.get_instructions(code) if i.opname not in _WITHOUT_NAME]
+    for place, instruction in enumerate(found):
+        if instruction.opname == "GET_ITER":
+            before = list(
+                itertools.takewhile(lambda i: i.opname.startswith((*_NAMED, "LOAD_FAST", "CALL")), found[:place][::-1])
+            )
+            names = [str(i.argval) for i in before if i.opname.startswith(_NAMED)]
+            yield from () if "sorted" in names else names
 
 
 def _looks_for_files(names: set[str]) -> str | None:

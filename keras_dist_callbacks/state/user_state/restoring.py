@@ -5,18 +5,16 @@ from __future__ import annotations
 import collections
 import enum
 import functools
-import itertools
-import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks._compat import graphs, variables
-from keras_dist_callbacks.backups import python_values
+from keras_dist_callbacks._compat import variables
 from keras_dist_callbacks.backups.snapshot import JSON
 from keras_dist_callbacks.base import static
+from keras_dist_callbacks.state import own_values
 from keras_dist_callbacks.state.callback_state import own_state
 from keras_dist_callbacks.state.user_state import nodes
 from keras_dist_callbacks.state.user_state.changes import digest_of, digests
@@ -70,7 +68,7 @@ def restore_and_compare(
     before = look()
     if _build_optimizers(records, before):
         before = look()
-    own = {path: record for path, record in records.items() if isinstance(record[0], dict) and "$own" in record[0]}
+    own = {path: record for path, record in records.items() if _tag(record[0]) == "$own"}
     failed = restore(own, tensors, before)
     set_states()
     now = look() if before.with_own_state else before
@@ -130,11 +128,10 @@ class _Objects:
         self._made: dict[str, Any] = {}
         self._arrays: dict[str, np.ndarray[Any, Any]] = {}
 
-    def array(self, name: str, strides: Sequence[int] | None = None) -> np.ndarray[Any, Any]:
-        """See `python_values.Objects`."""
+    def array(self, name: str) -> np.ndarray[Any, Any]:
+        """See `own_values.Objects`."""
         if name not in self._arrays:
-            found = np.array(self._tensors[name])
-            self._arrays[name] = found if strides is None else python_values.laid_out(found, strides)
+            self._arrays[name] = np.array(self._tensors[name])
         return self._arrays[name]
 
     def put(self, path: str) -> None:
@@ -148,20 +145,19 @@ class _Objects:
             if node is not None and node.slot is not None:
                 node.slot.clear()
             return
-        is_bound = isinstance(record, dict) and "$bind" in record
+        is_bound = _tag(record) == "$bind"
         record = record["$bind"] if is_bound else record
         present = None if node is None else node.value
         slot = node.slot if node is not None else self._new_slot(path)
-        if isinstance(record, dict) and self._fill_special(record, node):
+        if self._fill_special(record, node):
             return
-        value = python_values.decode(record, self._tensors, self, present)
-        is_reference = isinstance(record, dict) and record.keys() <= {"$ref", "$made", "$view"}
+        value = own_values.decode(record, self._tensors, self, present)
+        is_reference = _tag(record) in ("$ref", "$made")
         can_be_filled = node is not None and node.kind in ("container", "array") and not is_reference
         if can_be_filled and (slot is None or not is_bound) and _fill(present, value):
             self._made[path] = present
-            if isinstance(record, dict) and isinstance(present, np.ndarray):
-                name = record["$array"]
-                self._arrays[name if isinstance(name, str) else name[0]] = present
+            if isinstance(present, np.ndarray):
+                self._arrays[record["$array"]] = present
             return
         if slot is None:
             self._leave(present, value, next(iter(record.values())) if is_reference else None)
@@ -221,15 +217,15 @@ class _Objects:
             raise LookupError(missing)
         return self._now.nodes[str(node.token[1])].value if node.kind == "ref" else node.value
 
-    def _fill_special(self, record: dict[str, JSON], node: Node | None) -> bool:
+    def _fill_special(self, record: JSON, node: Node | None) -> bool:
         """Changes an object in place that has its own way to be put somewhere."""
-        ((kind, content),) = record.items()
+        kind, content = own_values.tagged(record) or ("", None)
         if node is None or kind not in _FILLERS:
             return False
-        return _FILLERS[kind](node.value, python_values.decode(content, self._tensors, self))
+        return _FILLERS[kind](node.value, own_values.decode(content, self._tensors, self))
 
     def resolve(self, kind: str, value: JSON, present: Any) -> Any:
-        """See `python_values.Objects`."""
+        """See `own_values.Objects`."""
         by_path = {"$made": self._referred, "$named": self._named}
         if kind in by_path:
             return by_path[kind](value)
@@ -238,21 +234,14 @@ class _Objects:
             return self._made[value] if value in self._made else self._holder(value)
         if kind == "$member":
             return self._member(value, present)
-        if kind == "$iterator" and isinstance(present, nodes.ITERATORS):
-            nodes.set_iterator_position(present, value)
-            return present
         if kind in _MAKERS:
-            return _MAKERS[kind](python_values.decode(value, self._tensors, self))
+            return _MAKERS[kind](own_values.decode(value, self._tensors, self))
         if kind == "$bound":
-            owner = python_values.decode(value[0], self._tensors, self)
+            owner = own_values.decode(value[0], self._tensors, self)
             return types.MethodType(self._named(value[2]), owner) if len(value) > 2 else getattr(owner, value[1])
-        if kind in ("$new", "$view"):
-            return (self._new if kind == "$new" else self._view)(*value)
+        if kind == "$new":
+            return self._new(*value)
         raise LookupError(f"training has made an object there ({kind[1:]}), which a restart cannot make again")
-
-    def _view(self, base: JSON, offset: int, shape: list[int], strides: list[int]) -> np.ndarray[Any, Any]:
-        whole = python_values.decode(base, self._tensors, self)
-        return np.ndarray(shape, whole.dtype, whole.data, offset, strides)
 
     def _new(self, label: str, fields: JSON, path: str = "") -> Any:
         """Makes an object; what it holds may refer to it by its path."""
@@ -260,11 +249,11 @@ class _Objects:
             return self._made[path]
         cls = self._named(label)
         if issubclass(cls, tuple):
-            return cls._make(python_values.decode(fields, self._tensors, self).values())
+            return cls._make(own_values.decode(fields, self._tensors, self).values())
         made = object.__new__(cls)
         if path:
             self._made[path] = made
-        for name, item in python_values.decode(fields, self._tensors, self).items():
+        for name, item in own_values.decode(fields, self._tensors, self).items():
             object.__setattr__(made, name, item)
         return made
 
@@ -279,8 +268,13 @@ class _Objects:
         known += [item for item in self._now.labels.values() if static.is_a(item, type)]
         for cls in known:
             if issubclass(cls, enum.Enum) and cls.__qualname__ == value[0]:
-                return cls[value[1]]
+                return cls[value[1]] if value[1] is not None else cls(value[2])  # of several flags
         raise LookupError(f"no class {value[0]} was found")
+
+
+def _tag(record: JSON) -> str | None:
+    tag = own_values.tagged(record)
+    return None if tag is None else tag[0]
 
 
 _MISSING = object()
@@ -289,7 +283,7 @@ _MISSING = object()
 def _part_of(value: Any, name: str) -> Any:
     """Returns what a container or an object holds under a segment of a path."""
     if static.is_a(value, dict):
-        return {python_values.key_text(key): item for key, item in static.pairs(value)}[name]
+        return {own_values.key_text(key): item for key, item in static.pairs(value)}[name]
     return value[int(name)] if isinstance(value, list | tuple | collections.deque) else static.attribute(value, name)
 
 
@@ -298,18 +292,6 @@ def _fill_own(present: Any, state: Any) -> bool:
     if own is None:
         raise LookupError("it has no get_state and set_state now")
     own[1](state)
-    return True
-
-
-def _fill_table(present: Any, content: Any) -> bool:
-    graphs.set_table(present, *content)
-    return True
-
-
-def _fill_event(present: Any, is_set: bool) -> bool:
-    if not isinstance(present, threading.Event):
-        return False
-    (present.set if is_set else present.clear)()
     return True
 
 
@@ -327,17 +309,10 @@ def _fill_variable(present: Any, arrays: Any) -> bool:
     return True
 
 
-def _fill_iterator(present: Any, position: Any) -> bool:
-    return isinstance(present, nodes.ITERATORS) and nodes.set_iterator_position(present, position)
-
-
 _FILLERS: dict[str, Callable[[Any, Any], bool]] = {
     "$own": _fill_own,
-    "$event": _fill_event,
-    "$table": _fill_table,
     "$random": _fill_random,
     "$variable": _fill_variable,
-    "$iterator": _fill_iterator,
 }
 
 
@@ -347,23 +322,8 @@ def _tensor(array: Any) -> Any:
     return tf.constant(array)
 
 
-def _counter(text: str | int) -> Any:
-    if isinstance(text, int):
-        raise LookupError("an iterator that training has made cannot be made again")
-    return itertools.count(*nodes.numbers_of_counter(text))
-
-
-def _event(is_set: bool) -> threading.Event:
-    event = threading.Event()
-    if is_set:
-        event.set()
-    return event
-
-
 _MAKERS: dict[str, Callable[[Any], Any]] = {
-    "$event": _event,
     "$tensor": _tensor,
-    "$iterator": _counter,
     "$random": lambda value: nodes.new_random(*value),
 }
 
@@ -383,7 +343,7 @@ def _fill(present: Any, value: Any) -> bool:
     if not isinstance(value, kind):
         return False
     if issubclass(cls, np.ndarray):
-        is_alike = present.shape == value.shape and present.dtype == value.dtype and present.strides == value.strides
+        is_alike = present.shape == value.shape and present.dtype == value.dtype
         if not is_alike or not present.flags.writeable:
             return False
         present[...] = value

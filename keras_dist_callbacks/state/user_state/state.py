@@ -124,7 +124,6 @@ class UserState(Part):
             *(findings.lost(path, _ADAPTED) for path in self._adapted_again(now)),
             *self._readers_of_the_input(now),
             *self._changed_after_a_copy(now, found),
-            *self._changed_tables(now, found),
         ]
         own = (node.value for node in now.nodes.values() if node.kind == "variable")
         self.variable_keys = {variables.key(c) for variable in own for c in variables.components(variable)}
@@ -319,14 +318,6 @@ class UserState(Part):
                 owner, place = words(path)
                 changed.append(Finding("validation-copied", owner, (place,)))
         return changed
-
-    def _changed_tables(self, now: Found, found: changes.Changes) -> list[Finding]:
-        """Lookup tables that training changes: an input that reads them is read ahead, before they are restored."""
-        nodes = {path: now.node(path) for path in found.records}
-        tables = [path for path, node in nodes.items() if node is not None and node.kind == "table"]
-        if not tables or not pipeline.looks_up_tables(self._fit.data):
-            return []
-        return [Finding("table-read", owner, (place,)) for owner, place in map(words, tables)]
 
     def _passes_differ(self, dataset: Any) -> bool:
         if dataset not in self._differing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import random
+import sys
 import types
 import weakref
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from keras_dist_callbacks._compat import graphs, library_state, variables
-from keras_dist_callbacks.backups.python_values import key_text
 from keras_dist_callbacks.base import static
+from keras_dist_callbacks.state.own_values import key_text
 from keras_dist_callbacks.state.user_state import nodes as n
 from keras_dist_callbacks.state.user_state.libraries import is_library
 from keras_dist_callbacks.state.user_state.nodes import Slot, join
@@ -49,8 +50,13 @@ def look_at_container(walk: Walker, path: str, slot: Slot | None, value: Any, is
 def _look_at_flat(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     token = n.flat_token(value)
     walk.add(path, slot, value, "container", is_traced, token)
-    if static.is_a(value, set | frozenset) and walk.token_at_start(path, token) != token:
+    if not static.is_a(value, set | frozenset):
+        return
+    if walk.token_at_start(path, token) != token:
         walk.found.changed_sets[path] = value
+    items = static.contents(value)
+    if sys.flags.hash_randomization and len(items) > 1 and {str, bytes} & set(map(type, items)):
+        walk.found.sets_of_texts.add(path)
 
 
 def look_at_dict(walk: Walker, path: str, slot: Slot | None, value: dict[Any, Any], is_traced: bool) -> None:
@@ -112,10 +118,9 @@ def look_at_array(walk: Walker, path: str, slot: Slot | None, value: Any, is_tra
             kind = "a structured array" if value.dtype.names else "an array of objects"
             walk.add_unknown(path, slot, value, is_traced, kind)
     elif walk.allows(value.nbytes):
-        token = n.array_token(value)
-        walk.add(path, slot, value, "array", is_traced, token)
-        if not n.keeps_layout(value) and walk.token_at_start(path, token) != token:
-            walk.found.unknown[path] = "a small part of a large array: its order in memory is not saved"
+        walk.add(path, slot, value, "array", is_traced, n.array_token(value))
+        if not value.flags.c_contiguous and not walk.was_there(path, value):
+            walk.found.unknown[path] = "an array whose order in memory is not saved"
     else:
         walk.add_unknown(path, slot, value, is_traced, "an array too large to compare")
 
@@ -143,22 +148,8 @@ def look_at_lock(walk: Walker, path: str, slot: Slot | None, value: Any, is_trac
 
 
 def look_at_iterator(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Notes an iterator with its position."""
+    """Notes an iterator with its position, which can be compared and not restored."""
     walk.add(path, slot, value, "iterator", is_traced, n.iterator_token(value))
-
-
-def look_at_cycle(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at an `itertools.cycle`, which a restart can move on if it makes the items again."""
-    try:
-        _, index, items = n.cycle_position(value)
-    except TypeError:
-        walk.add_unknown(path, slot, value, is_traced)
-        return
-    before = walk.token_at_start(path, ("iterator",)) or ("unknown",)
-    if isinstance(items, n.ITERATORS) if index < 0 else before[0] == "iterator":
-        look_at_iterator(walk, path, slot, value, is_traced)
-    else:
-        walk.add_unknown(path, slot, value, is_traced)
 
 
 def look_at_generator(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
@@ -177,8 +168,11 @@ def look_at_variable(walk: Walker, path: str, slot: Slot | None, value: Any, is_
     for name, item in variables.attributes_of_the_user(value):
         walk.push(join(path, name), Slot("attribute", value, name), item, is_traced)
     component = variables.components(value)[0]
-    if walk.is_saved(value) or component.dtype.name in {"string", "resource", "variant"}:
+    if walk.is_saved(value) or component.dtype.name in {"resource", "variant"}:
         walk.add(path, slot, value, "owned", is_traced, ("owned",))
+        return
+    if component.dtype.name == "string":
+        walk.add(path, slot, value, "texts of TensorFlow", is_traced, ("texts", repr(component.numpy())))
         return
     tokens = tuple(n.array_token(variables.read(c)) for c in variables.components(value))
     walk.add(path, slot, value, "variable", is_traced, ("variable", *tokens))
@@ -199,7 +193,7 @@ def look_at_tensor(walk: Walker, path: str, slot: Slot | None, value: Any, is_tr
     if isinstance(array, np.ndarray | np.generic) and n.is_numeric(np.asarray(array)):
         walk.add(path, slot, value, "tensor", is_traced, ("tensor", *n.array_token(np.asarray(array))))
     else:
-        walk.add(path, slot, value, "owned", is_traced, ("texts", repr(array)))
+        walk.add(path, slot, value, "texts of TensorFlow", is_traced, ("texts", repr(array)))
 
 
 def look_at_table(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:

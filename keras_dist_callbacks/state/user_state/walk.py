@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
 import random
 import struct
@@ -87,6 +86,9 @@ def look_at_instance(walk: Walker, path: str, slot: Slot | None, value: Any, is_
     fixed = _fixed_kind(walk, value)
     if fixed is not None:
         walk.add(path, slot, value, fixed, is_traced)
+        if fixed == "constant":
+            held = static.instance_dict(value).items()
+            walk.found.counts |= {join(path, name): item for name, item in held if type(item) in (int, float)}
     elif _only_writes(value) or library_state.is_opaque(value) or not _is_open(type(value)):
         walk.add_unknown(path, slot, value, is_traced)
     else:
@@ -170,7 +172,6 @@ _KINDS: tuple[tuple[Any, Look], ...] = (
         (staticmethod, classmethod, property, functools.cached_property, functools._lru_cache_wrapper),
         functions.look_at_wrapper,
     ),
-    (itertools.cycle, values.look_at_cycle),
     (n.ITERATORS, values.look_at_iterator),
     (types.GeneratorType, values.look_at_generator),
     (threading.Event, values.look_at_event),

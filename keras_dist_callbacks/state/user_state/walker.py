@@ -78,6 +78,9 @@ class Found:
         drawing: By path, the functions that draw from a random state that all code shares.
         stored: Names that functions assign, other than those that make an object.
         filled: Names of containers whose items these may change.
+        counts: By path, the numbers of objects that only write output, such as how far a progress bar is.
+        sets_of_texts: Paths of sets whose order depends on the process.
+        iterated: Names over which functions of the user's iterate.
         changed_sets: By path, the sets of plain values that are others than at the start.
         names_in_functions: Names that functions of the user's use which TensorFlow has traced, other than steps.
         with_own_state: Paths of the objects that say themselves what their state is, and of their classes.
@@ -94,6 +97,9 @@ class Found:
     drawing: dict[str, types.FunctionType] = field(default_factory=dict)
     stored: set[str] = field(default_factory=set)
     filled: set[str] = field(default_factory=set)
+    counts: dict[str, float] = field(default_factory=dict)
+    sets_of_texts: set[str] = field(default_factory=set)
+    iterated: set[str] = field(default_factory=set)
     changed_sets: dict[str, Any] = field(default_factory=dict)
     names_in_functions: set[str] = field(default_factory=set)
     with_own_state: set[str] = field(default_factory=set)
@@ -166,8 +172,17 @@ class Walker:
         self._earlier = {key: path for key, path in self._earlier.items() if path not in places}
         self._drain()
         for path, value in self.found.changed_sets.items():
-            if len(value) > 1 and ("pop" in self.found.names or not n.keeps_order(value)):
+            if len(value) > 1 and "pop" in self.found.names:
                 self.found.unknown[path] = "the order of a set that has changed is not saved"
+        for path in self.found.sets_of_texts:
+            if n.parent_of(path)[1].rpartition(" ")[2] in self.found.iterated:
+                self.found.unknown[path] = (
+                    "a set of texts, whose order is another one in each process; use sorted() or a list"
+                )
+        before = {} if self._start is None else self._start.counts
+        for path, count in self.found.counts.items():
+            if before.get(path, count) != count and n.parent_of(path)[1] in self.found.names:
+                self.found.unknown[path] = "a number of what only writes output, which is not saved"
         return self.found
 
     def _drain(self) -> None:
@@ -254,6 +269,11 @@ class Walker:
             return default
         node = self._start.nodes.get(path)
         return None if node is None else node.token
+
+    def was_there(self, path: str, value: Any) -> bool:
+        """Returns whether an earlier walk has found this very object at a path; True if this is the first walk."""
+        node = None if self._start is None else self._start.nodes.get(path)
+        return self._start is None or (node is not None and node.value is value)
 
     def allows(self, size: int) -> bool:
         """Returns whether so many bytes may be hashed yet."""

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.base.errors import BackupError, BackupMismatchError
+from keras_dist_callbacks.state.own_values import from_json, to_json
 from tests.support import tiny
 
 torch_inputs = pytest.importorskip("tests.support.torch_inputs", exc_type=ImportError)

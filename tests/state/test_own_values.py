@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.backups import python_values
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor
+from keras_dist_callbacks.state import own_values
 
 
 class Nothing:
@@ -21,10 +21,10 @@ class Nothing:
     def __init__(self, tensors: dict[str, Any] | None = None) -> None:
         self.tensors = tensors or {}
 
-    def array(self, name: str) -> Any:
+    def array(self, name: str, strides: Any = None) -> Any:
         return np.array(self.tensors[name])
 
-    def find(self, value: Any, path: str) -> JSON | None:
+    def find(self, value: Any, path: str, tensors: dict[str, SharedTensor]) -> JSON | None:
         return None
 
     def resolve(self, kind: str, value: JSON, present: Any) -> Any:
@@ -33,9 +33,9 @@ class Nothing:
 
 def carried(value: Any) -> Any:
     tensors: dict[str, SharedTensor] = {}
-    text = json.dumps(python_values.encode(value, "here", tensors, Nothing()))
+    text = json.dumps(own_values.encode(value, "here", tensors, Nothing()))
     arrays = {name: held.array() for name, held in tensors.items()}
-    return python_values.decode(json.loads(text), arrays, Nothing(arrays))
+    return own_values.decode(json.loads(text), arrays, Nothing(arrays))
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_arrays_come_back(array: np.ndarray[Any, Any]) -> None:
     ids=["object", "function", "list", "array of objects", "dates"],
 )
 def test_what_cannot_be_held_is_refused(value: Any) -> None:
-    with pytest.raises(python_values.UnstorableError, match="here"):
-        python_values.encode(value, "here", {}, Nothing())
+    with pytest.raises(own_values.UnstorableError, match="here"):
+        own_values.encode(value, "here", {}, Nothing())
 
 
 def test_a_container_within_itself_is_refused() -> None:
     value: list[Any] = []
     value.append(value)
-    with pytest.raises(python_values.UnstorableError, match="nested"):
-        python_values.encode(value, "here", {}, Nothing())
+    with pytest.raises(own_values.UnstorableError, match="nested"):
+        own_values.encode(value, "here", {}, Nothing())

@@ -1,4 +1,4 @@
-"""Values of the user's Python code as JSON and arrays, and back: more types than `json_values`, and references.
+"""Python values as JSON with arrays apart, and back: one codec for all that a run saves of the user's objects.
 
 There is no pickle: nothing is imported, and a class or function is only taken from those that the restoring process has
 found in its own objects.
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import collections
 import datetime
+import decimal
 import enum
+import fractions
+import importlib
 import math
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +26,7 @@ from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTenso
 from keras_dist_callbacks.base import static
 from keras_dist_callbacks.base.errors import BackupError
 
-_DEEPEST = 100
+_DEEPEST, _SHOWN = 100, 100
 _LONG = 64
 _SEQUENCES = {"$tuple": tuple, "$set": set, "$frozenset": frozenset, "$list": list}
 _TEXTS: dict[str, Callable[[Any], Any]] = {
@@ -37,6 +41,12 @@ _TEXTS: dict[str, Callable[[Any], Any]] = {
     "$datetime": datetime.datetime.fromisoformat,
     "$date": datetime.date.fromisoformat,
     "$time": datetime.time.fromisoformat,
+    "$Fraction": fractions.Fraction,
+    "$Decimal": decimal.Decimal,
+    "$UUID": uuid.UUID,
+    "$range": lambda parts: range(*parts),
+    "$slice": lambda parts: slice(*parts),
+    "$date_of_numpy": lambda parts: np.array(parts[1], "i8").view(parts[0])[()],
 }
 
 
@@ -58,9 +68,54 @@ class UnstorableError(BackupError, ValueError):
 class References(Protocol):
     """What stands for objects that a value only refers to."""
 
-    def find(self, value: Any, path: str) -> JSON | None:
-        """Returns the reference to store instead of a value; None to store the value itself."""
+    def find(self, value: Any, path: str, tensors: dict[str, SharedTensor]) -> JSON | None:
+        """Returns what to store instead of a value; None to store the value itself."""
         ...
+
+
+class Answer:
+    """References in what `get_state()` returns: none; all that has numbers is stored as an array.
+
+    Args:
+        copy: Whether arrays must be copied because their owner may write to them later.
+    """
+
+    def __init__(self, *, copy: bool = True) -> None:
+        self._copy = copy
+
+    def find(self, value: Any, path: str, tensors: dict[str, SharedTensor]) -> JSON | None:
+        """See `References`."""
+        if isinstance(value, np.generic | list | tuple | set | frozenset | collections.deque | dict):
+            return None
+        if isinstance(value, Mapping):
+            return encode(dict(value), path, tensors, self)
+        plain = next((kind for kind in (int, float, str) if isinstance(value, kind)), None)
+        if plain is not None:  # of a class of the user's, as members of an IntEnum are
+            return encode(plain(value), path, tensors, self)
+        if isinstance(value, enum.Enum):  # no class is known by name
+            raise UnstorableError(f"{path}: a {type(value).__name__} cannot be stored")
+        is_of_torch = isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
+        array = _numeric(value.detach().cpu() if is_of_torch else value)
+        if array is None:
+            return None
+        kept = np.array(array, order="C") if self._copy else array
+        return {"$torch" if is_of_torch else "$array": _put(kept, path, tensors)}
+
+
+_ADVICE = "use dicts, lists, tuples, numbers, strings, booleans, None and numeric arrays"
+
+
+def _numeric(value: Any) -> np.ndarray[Any, Any] | None:
+    """Returns a value as an array whose type survives, if it is one or can be read as one."""
+    if not hasattr(value, "__array__"):
+        return None
+    try:
+        array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        survives = array.dtype.kind not in "OUSMm" and dtype_of(array.dtype.name) == array.dtype
+    except (TypeError, ValueError, AttributeError, NotImplementedError):  # symbolic, ragged, structured
+        return None
+    return array if survives else None
 
 
 def segment(key: object) -> str:
@@ -103,11 +158,11 @@ def encode(value: Any, where: str, tensors: dict[str, SharedTensor], find: Refer
         return value
     if type(value) in (int, float):
         return _number(value)
-    reference = find.find(value, where)
+    if depth > _DEEPEST:
+        raise UnstorableError(f"{where[:_SHOWN]}...: nested more than {_DEEPEST} levels deep")
+    reference = find.find(value, where, tensors)
     if reference is not None:
         return reference
-    if depth > _DEEPEST:
-        raise UnstorableError(f"{where} is nested more than {_DEEPEST} levels deep")
     if static.is_a(value, list | tuple | set | frozenset | collections.deque | dict):
         return _container(value, where, tensors, find, depth + 1)
     return _leaf(value, where, tensors)
@@ -122,15 +177,17 @@ def _number(value: float) -> JSON:
 def _container(value: Any, where: str, tensors: dict[str, SharedTensor], find: References, depth: int) -> JSON:
     cls = static.class_of(value)
     if issubclass(cls, dict):
-        # No segment has a bare "~", and a key is not its value.
-        placed = [(k, v, f"{where}/{segment(k)}") for k, v in static.pairs(value)]
-        pairs = [
-            [encode(k, f"{place}/~", tensors, find, depth), encode(v, place, tensors, find, depth)]
-            for k, v, place in placed
-        ]
+        placed = [(k, f"{where}/{segment(k)}", v) for k, v in static.pairs(value)]
+        items = [(k, place, encode(v, place, tensors, find, depth)) for k, place, v in placed]
         kind = kind_of_mapping(value)
+        if kind is None and all(type(k) is str and not k.startswith("$") for k, *_ in items):
+            return {k: item for k, _, item in items}
+        # No segment has a bare "~", and a key is not its value.
+        pairs = [[encode(k, f"{place}/~", tensors, find, depth), item] for k, place, item in items]
         return {"$dict": pairs} if kind is None else {"$mapping": [kind, pairs]}
     items = static.contents(value)
+    if issubclass(cls, set | frozenset) and not keeps_order(value):
+        raise UnstorableError(f"{where}: the order of this set is not kept; use a sorted list")
     numbers = _as_array(items)
     if numbers is not None and issubclass(cls, list):
         return {"$numbers": _put(numbers, where, tensors)}
@@ -139,6 +196,23 @@ def _container(value: Any, where: str, tensors: dict[str, SharedTensor], find: R
         return {"$deque": [value.maxlen, encoded]}
     kind = next(name for name, base in _SEQUENCES.items() if issubclass(cls, base))
     return encoded if kind == "$list" else {kind: encoded}
+
+
+def keeps_order(value: Any) -> bool:
+    """Returns whether a set that is made again from its items has the same order and size in memory.
+
+    Which item `pop` takes depends on those that it took before, too.
+    """
+    items = static.contents(value)
+    made = set(items)
+    return list(made) == items and _table_bytes(made) == _table_bytes(
+        set(value) if static.is_a(value, frozenset) else value
+    )
+
+
+def _table_bytes(value: set[Any]) -> int:
+    """Returns the size of a set's table, also of the sets in which Keras wraps those that are attributes of a model."""
+    return set.__sizeof__(value) - type(value).__basicsize__
 
 
 def _as_array(items: list[Any]) -> np.ndarray[Any, Any] | None:
@@ -158,12 +232,18 @@ def _leaf(value: Any, where: str, tensors: dict[str, SharedTensor]) -> JSON:
     cls = type(value)
     if cls is np.str_:
         return {"$str_": str(value)}
+    if cls in (np.datetime64, np.timedelta64):
+        return {"$date_of_numpy": [value.dtype.str, int(value.view("i8"))]}
     if issubclass(cls, np.ndarray | np.generic):
         return _array(value, where, tensors)
     if cls in (bytes, bytearray):
         return {f"${cls.__name__}": value.hex()}
     if cls is complex:
         return {"$complex": repr(value)}
+    if cls in (fractions.Fraction, decimal.Decimal, uuid.UUID):
+        return {f"${cls.__name__}": str(value)}
+    if cls in (range, slice) and all(part is None or type(part) is int for part in _ends(value)):
+        return {f"${cls.__name__}": _ends(value)}
     if cls in _OF_PATHS:
         return {"$Path" if issubclass(cls, pathlib.Path) else "$path": str(value)}
     if cls is datetime.timedelta:
@@ -171,11 +251,21 @@ def _leaf(value: Any, where: str, tensors: dict[str, SharedTensor]) -> JSON:
     if cls in (datetime.datetime, datetime.date, datetime.time):
         return {f"${cls.__name__}": value.isoformat()}
     if issubclass(cls, enum.Enum):
-        return {"$member": [cls.__qualname__, static.instance_dict(value).get("_name_")]}
+        held = static.instance_dict(value)
+        return {
+            "$member": [
+                cls.__qualname__,
+                *([None, held["_value_"]] if issubclass(cls, enum.Flag) else [held["_name_"]]),
+            ]
+        }
     raise UnstorableError(f"{where}: a {cls.__name__} cannot be stored")
 
 
 _OF_PATHS = (pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)
+
+
+def _ends(value: range | slice) -> list[Any]:
+    return [value.start, value.stop, value.step]
 
 
 def _array(value: Any, where: str, tensors: dict[str, SharedTensor]) -> JSON:
@@ -189,46 +279,8 @@ def _array(value: Any, where: str, tensors: dict[str, SharedTensor]) -> JSON:
     if not survives:
         raise UnstorableError(f"{where}: an array of {array.dtype} cannot be stored")
     if isinstance(value, np.generic):
-        return {"$scalar": _put(np.array(array), where, tensors)}
-    return {"$array": with_layout(array, _put(np.array(array, order="C"), where, tensors))}
-
-
-def with_layout(array: np.ndarray[Any, Any], name: str) -> JSON:
-    """Returns the name of an array's tensor, with its layout if that is not the usual one."""
-    found = layout(array)
-    return [name, list(found)] if found else name
-
-
-def layout(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
-    """Returns the strides of an array whose order in memory is another than usual, on which sums depend; else nothing.
-
-    Nothing too of a part of a much larger array, whose memory would have to be as large.
-    """
-    is_usual = (
-        array.flags.c_contiguous or _span(array.shape, array.strides, array.itemsize)[1] > _LOOSEST * array.nbytes
-    )
-    return () if is_usual else array.strides
-
-
-def laid_out(array: np.ndarray[Any, Any], strides: Sequence[int]) -> np.ndarray[Any, Any]:
-    """Returns a copy of an array with these strides."""
-    offset, size = _span(array.shape, strides, array.itemsize)
-    if len(strides) != array.ndim or size > _LOOSEST * array.nbytes:
-        raise LookupError("an array's layout does not match its content")
-    found = np.ndarray(array.shape, array.dtype, bytearray(size), offset, tuple(strides))
-    found[...] = array
-    return found
-
-
-def _span(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
-    """Returns where in its memory the first item of an array is, and how many bytes that has."""
-    extents = [(length - 1) * stride for length, stride in zip(shape, strides, strict=False)]
-    offset = -sum(extent for extent in extents if extent < 0)
-    return offset, offset + sum(extent for extent in extents if extent > 0) + itemsize
-
-
-_LOOSEST = 4
-"""How many times the bytes of its content an array's memory may have for its layout to be kept."""
+        return {"$scalar": [array.dtype.name, array.tobytes().hex()]}
+    return {"$array": _put(np.array(array, order="C"), where, tensors)}
 
 
 def _put(array: np.ndarray[Any, Any], where: str, tensors: dict[str, SharedTensor]) -> str:
@@ -239,6 +291,14 @@ def _put(array: np.ndarray[Any, Any], where: str, tensors: dict[str, SharedTenso
     return name
 
 
+def tagged(value: JSON) -> tuple[str, Any] | None:
+    """Returns the tag of what stands for a value, and its content; None of plain JSON."""
+    if not isinstance(value, dict) or len(value) != 1:
+        return None
+    ((kind, content),) = value.items()
+    return (kind, content) if kind.startswith("$") else None
+
+
 class Objects(Protocol):
     """What references and objects of the process' own stand for when values are decoded."""
 
@@ -246,9 +306,56 @@ class Objects(Protocol):
         """Returns the object that `{kind: value}` stands for; raises LookupError if it is not found."""
         ...
 
-    def array(self, name: str, strides: Sequence[int] | None = None) -> np.ndarray[Any, Any]:
+    def array(self, name: str) -> np.ndarray[Any, Any]:
         """Returns the array of a tensor: the same one each time, because several places may hold it."""
         ...
+
+
+class Made:
+    """Objects in what `get_state()` has returned: arrays, each time made again.
+
+    Args:
+        tensors: The arrays.
+    """
+
+    def __init__(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        self._tensors = tensors
+
+    def resolve(self, kind: str, value: JSON, present: Any) -> Any:
+        """See `Objects`."""
+        if kind != "$torch":
+            raise LookupError(f"a backup has no value of the kind {kind[1:]} there")
+        try:
+            return importlib.import_module("torch").from_numpy(self.array(value))
+        except ImportError as error:
+            raise BackupError("the saved state holds tensors of torch, which is not installed") from error
+
+    def array(self, name: str) -> np.ndarray[Any, Any]:
+        """See `Objects`."""
+        return np.array(self._tensors[name])
+
+
+def to_json(value: Any, where: str, tensors: dict[str, SharedTensor], *, copy: bool = True) -> JSON:
+    """Returns what `get_state()` returned, or the like, as JSON.
+
+    Args:
+        value: It.
+        where: What it is, for names and messages.
+        tensors: Gets its arrays, under names that begin with `where`.
+        copy: Whether arrays must be copied because their owner may write to them later.
+
+    Raises:
+        BackupError: It holds something that cannot be stored.
+    """
+    try:
+        return encode(value, where, tensors, Answer(copy=copy))
+    except UnstorableError as error:
+        raise UnstorableError(f"{error}; {_ADVICE}") from None
+
+
+def from_json(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]]) -> Any:
+    """Returns what `to_json` was given."""
+    return decode(value, tensors, Made(tensors))
 
 
 def decode(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]], objects: Objects, present: Any = None) -> Any:
@@ -267,7 +374,11 @@ def decode(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]], objects: Ob
         return _items(value, tensors, objects, present)
     if not isinstance(value, dict):
         return value
-    ((kind, content),) = value.items()
+    tag = tagged(value)
+    if tag is None:
+        known = present if isinstance(present, dict) else {}
+        return {k: decode(v, tensors, objects, known.get(k)) for k, v in value.items()}
+    kind, content = tag
     if kind in _TEXTS:
         return _TEXTS[kind](content)
     if kind in _SEQUENCES:
@@ -276,7 +387,7 @@ def decode(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]], objects: Ob
         return _decode_container(kind, content, tensors, objects, present)
     if kind in _PLAIN:
         if kind == "$array":
-            return objects.array(content) if isinstance(content, str) else objects.array(*content)
+            return objects.array(content)
         return _decode_plain(kind, content, tensors)
     return objects.resolve(kind, content, present)
 
@@ -308,8 +419,9 @@ def _decode_plain(kind: str, content: Any, tensors: Mapping[str, Any]) -> Any:
         return datetime.timedelta(*content)
     if kind == "$texts":
         return np.array(content[1]).reshape(content[0])
-    array = np.array(tensors[content])
-    return array[()] if kind == "$scalar" else array.tolist()
+    if kind == "$scalar":
+        return np.frombuffer(bytes.fromhex(content[1]), dtype_of(content[0]))[0]
+    return np.array(tensors[content]).tolist()
 
 
 def _items(value: list[JSON], tensors: Mapping[str, Any], objects: Objects, present: Any) -> list[Any]:
