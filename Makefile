@@ -73,7 +73,7 @@ versions:
 
 chaos: $(STAMP)
 	@echo "the same cases again: make chaos SEED=$(SEED) SHARE=$(SHARE)"
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m chaos --chaos-share $(SHARE) --chaos-seed $(SEED) --durations 10
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m chaos --chaos-share $(SHARE) --chaos-seed $(SEED) -v --durations 10
 
 # pytest's code 5 is that no test was left
 chaos-full: $(STAMP)
