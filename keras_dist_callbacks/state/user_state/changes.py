@@ -26,7 +26,6 @@ _FIXED = ("owned", "asserted", "unknown")
 _NOT_STORED = {
     "generator": "a Python generator was advanced, and its position is not saved",
     "iterator": "an iterator was advanced, and its position is not saved; keep a number instead",
-    "event": "an event was set or cleared, which is not saved; keep a bool instead",
     "table": "a lookup table was changed, and its content is not saved",
     "texts of TensorFlow": "texts in a tensor or variable are not saved",
     "dataset": "a dataset that training has made, which cannot be made again from a backup",

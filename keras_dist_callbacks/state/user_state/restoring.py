@@ -97,7 +97,7 @@ def _changed_below_own_state(before: Found, now: Found) -> list[str]:
     ]
 
 
-_COMPARED_WITHIN = ("value", "container", "array", "texts", "random", "tensor", "iterator", "event")
+_COMPARED_WITHIN = ("value", "container", "array", "texts", "random", "tensor", "iterator")
 
 
 def _build_optimizers(records: Mapping[str, JSON], now: Found) -> bool:

@@ -134,8 +134,12 @@ def look_at_random(walk: Walker, path: str, slot: Slot | None, value: Any, is_tr
 
 
 def look_at_event(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Notes whether an event is set."""
-    walk.add(path, slot, value, "event", is_traced, ("event", n.is_set(value)))
+    """Notes whether an event is set: it orders threads, and is unknown once training has set or cleared it."""
+    token = ("event", n.is_set(value))
+    if walk.token_at_start(path, token) in (token, None):
+        walk.add(path, slot, value, "constant", is_traced, token)
+    else:
+        walk.add_unknown(path, slot, value, is_traced, "an event that training has set or cleared")
 
 
 def look_at_lock(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
