@@ -112,7 +112,6 @@ def _is_input(layer: Any) -> bool:
 
 
 def _may_be_state(value: Any, name: str, item: Any) -> bool:
-
     cls: Any = type(value)
     if name in _never_state(cls) or name.startswith(_MARKS) or _is_hook_of_ours(item):
         return False

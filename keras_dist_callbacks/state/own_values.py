@@ -252,12 +252,8 @@ def _leaf(value: Any, where: str, tensors: dict[str, SharedTensor]) -> JSON:
         return {f"${cls.__name__}": value.isoformat()}
     if issubclass(cls, enum.Enum):
         held = static.instance_dict(value)
-        return {
-            "$member": [
-                cls.__qualname__,
-                *([None, held["_value_"]] if issubclass(cls, enum.Flag) else [held["_name_"]]),
-            ]
-        }
+        which = [None, held["_value_"]] if issubclass(cls, enum.Flag) else [held["_name_"]]
+        return {"$member": [cls.__qualname__, *which]}
     raise UnstorableError(f"{where}: a {cls.__name__} cannot be stored")
 
 

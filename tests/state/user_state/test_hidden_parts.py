@@ -8,6 +8,7 @@ import itertools
 import logging
 import operator
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -140,6 +141,29 @@ def test_a_set_that_only_grew_comes_back_in_its_order() -> None:
     ours, theirs, lost = carried_over(make, act)
     assert not lost
     assert list(theirs.seen) == list(ours.seen)
+
+
+@pytest.mark.skipif(not sys.flags.hash_randomization, reason="the order of texts is the same in each process")
+def test_the_order_of_a_set_of_texts_is_a_condition_where_code_iterates_over_it() -> None:
+    names = {"a", "b"}
+    iterating = Holder(names=names, loop=lambda: [f"{n} {name}" for n, name in enumerate(iterating.names)])
+    assert list(looked_at(iterating).unknown) == ["callback Holder()/names"]
+    ordered = Holder(names=names, loop=lambda: [name.upper() for name in sorted(ordered.names)])
+    assert not looked_at(ordered).unknown
+    asking = Holder(names=names, ask=lambda: "a" in asking.names)
+    assert not looked_at(asking).unknown
+
+
+def test_how_far_a_progress_bar_is_is_a_condition_where_code_reads_it() -> None:
+    def unknown(**read: Any) -> list[str]:
+        holder = Holder(bar=keras.utils.Progbar(4, verbose=0), **read)
+        start = looked_at(holder)
+        assert not looked_at(holder, start).unknown
+        holder.bar.add(1)
+        return list(looked_at(holder, start).unknown)
+
+    assert unknown(read=lambda bar: bar._seen_so_far) == ["callback Holder()/bar/_seen_so_far"]
+    assert unknown() == []
 
 
 def test_a_generator_spawns_the_children_that_it_would_have() -> None:
