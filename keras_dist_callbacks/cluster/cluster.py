@@ -18,7 +18,7 @@ import msgspec
 
 from keras_dist_callbacks._compat import multi_worker, strategies
 from keras_dist_callbacks.base import validation
-from keras_dist_callbacks.base.errors import ClusterError, ClusterTimeoutError, ConfigError, is_temporary
+from keras_dist_callbacks.base.errors import ClusterError, ClusterTimeoutError, ConfigError, PeerLostError, is_temporary
 from keras_dist_callbacks.base.process import Shared, shared
 from keras_dist_callbacks.cluster import messaging, peer_monitor, timeouts
 from keras_dist_callbacks.cluster.roles import Role
@@ -180,7 +180,13 @@ class Cluster(Role):
         """
         if self.num_workers == 1:
             return
-        call = self._say(None, tag)
+        try:
+            call = self._say(None, tag)
+        except PeerLostError:
+            # The chief goes as soon as it has heard this worker: what tells it that may not be answered any more.
+            if self.is_chief or messaging.lost() is not None:
+                raise
+            return
         if self.is_chief:
             for worker in range(1, self.num_workers):
                 self._hear(call, worker, tag, timeout)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import pytest
 
-from keras_dist_callbacks.base.errors import ClusterError, ClusterTimeoutError, ConfigError
+from keras_dist_callbacks.base.errors import ClusterError, ClusterTimeoutError, ConfigError, PeerLostError
+from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.testing.plugin import ClusterFactory
 
@@ -66,3 +68,19 @@ def test_errors_are_of_builtin_kinds() -> None:
     assert issubclass(ConfigError, ValueError)
     assert issubclass(ClusterTimeoutError, TimeoutError)
     assert issubclass(ClusterTimeoutError, ClusterError)
+
+
+@pytest.mark.parametrize("lost", [None, "worker 0 (a:1) has ended"])
+def test_a_chief_that_goes_before_it_has_answered_is_no_loss(lost: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes once it has heard the last worker, whose request may still wait for its answer."""
+
+    def closed(key: str, value: bytes, timeout: float) -> int:
+        raise PeerLostError("the coordination service has ended (Socket closed)")
+
+    monkeypatch.setattr(messaging, "publish", closed)
+    monkeypatch.setattr(messaging, "lost", lambda: lost)
+    worker = Cluster(worker_index=1, addresses=("a:1", "b:1"))
+    with contextlib.nullcontext() if lost is None else pytest.raises(PeerLostError):
+        worker.leave("end")
+    with pytest.raises(PeerLostError):
+        worker.gather(1, "something else")

@@ -58,7 +58,9 @@ def test_a_script_without_a_seed_is_told_to_set_one(tmp_path: Path) -> None:
 
 def test_a_map_without_an_order_is_named(tmp_path: Path) -> None:
     found = of_job(tmp_path, 3, "unordered")
-    assert any("Dataset.map with deterministic=False" in advice for advice in found["advice"])
+    advice = " ".join(found["advice"])
+    assert "Dataset.map(_delayed, rehearsal_job.py:" in advice
+    assert "with deterministic=False" in advice
 
 
 def test_a_hidden_counter_is_the_condition_that_does_not_hold(tmp_path: Path) -> None:

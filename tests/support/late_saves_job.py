@@ -31,7 +31,7 @@ TIMEOUT = 2.5
 """Seconds after which a worker gives up what no one answers: less than a backup takes."""
 BYTES_PER_SECOND = {"late": 15_000, "wait": 6_000, "lost": 20_000}
 STEP_SECONDS = 0.4
-CUT_AT = {"late": (1, 4), "wait": (0, 2)}
+CUT_AT = {"late": (2, 4), "wait": (0, 2)}
 LOST_AT = (1, 4)
 
 
@@ -78,7 +78,7 @@ def main() -> None:
         )  # all else may be slow
     backup = kdc.BackupAndRestore(directory / "backup", save_freq=1, delete_checkpoint=False, **grouped(**slow))
     # after the backup's callback: it has seen the step at whose end the job is killed
-    history = model.fit(batches(train), epochs=2, callbacks=[backup, Cut(what, lost, backup)], verbose=0)
+    history = model.fit(batches(train), epochs=3, callbacks=[backup, Cut(what, lost, backup)], verbose=0)
     if backup.restored is not None:
         print(f"RESTORED {backup.restored.position}", flush=True)
     finish(str(directory / "end"), model, history)
