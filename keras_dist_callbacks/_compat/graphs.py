@@ -272,14 +272,13 @@ class TraceCounter:
         self._test: Any = None
         self._compiled: list[Any] = []
 
-    def count(self) -> int:
-        """Returns how often, until now."""
+    def count(self) -> tuple[int, ...]:
+        """Returns how often, until now: train steps, test steps."""
         train, test = (getattr(self._model, name, None) for name in ("train_function", "test_function"))
         if train is not self._train or test is not self._test:
             self._train, self._test = train, test
-            found = [_compiled(function) for function in (train, test) if function is not None]
-            self._compiled = [function for function in found if function is not None]
-        return sum(function.experimental_get_tracing_count() for function in self._compiled)
+            self._compiled = [None if function is None else _compiled(function) for function in (train, test)]
+        return tuple(0 if f is None else f.experimental_get_tracing_count() for f in self._compiled or (None, None))
 
 
 def is_opaque(model: Any) -> bool:

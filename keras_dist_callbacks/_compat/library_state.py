@@ -47,7 +47,13 @@ def is_opaque(value: Any) -> bool:
     import tensorflow as tf
 
     module = type(value).__module__
-    return module.startswith("tensorflow.") and not static.is_a(value, tf.Module | tf.Variable)
+    return module.startswith("tensorflow.") and not static.is_a(value, (tf.Module, tf.Variable, *_averaging()))
+
+
+def _averaging() -> Any:
+    import tensorflow as tf
+
+    return (tf.train.ExponentialMovingAverage,)
 
 
 def attributes(value: Any, *, of_training: bool, is_listed: bool = False) -> Iterator[tuple[str, Any, str]]:
@@ -76,7 +82,7 @@ def parts(value: Any, *, of_training: bool) -> Iterator[tuple[str, Any, str]]:
     """Variables of what is not part of the model in training, layers within a layer, an optimizer within another."""
     import keras
 
-    kinds = (keras.Layer, keras.optimizers.Optimizer, keras.Metric, keras.random.SeedGenerator)
+    kinds = (keras.Layer, keras.optimizers.Optimizer, keras.Metric, keras.random.SeedGenerator, *_averaging())
     if not of_training and static.is_a(value, kinds):
         for number, variable in enumerate(_variables(value)):
             yield f"variable {number}", variable, ""
@@ -115,6 +121,8 @@ def _may_be_state(value: Any, name: str, item: Any) -> bool:
     cls: Any = type(value)
     if name in _never_state(cls) or name.startswith(_MARKS) or _is_hook_of_ours(item):
         return False
+    if name == "_averages" and issubclass(cls, _averaging()):
+        return False  # its variables are parts of it
     return name not in _set_by_library(cls) or _is_setting(name, item)
 
 
@@ -134,7 +142,7 @@ def _is_hook_of_ours(item: Any) -> bool:
     return type(owner).__module__.startswith("keras_dist_callbacks.")
 
 
-_MARKS = ("_self_", "_kdc_", "_obj_reference", "_tf_api", "_auto")
+_MARKS = ("_self_", "_kdc_", "_obj_reference_counts", "_tf_api_names", "_auto_config")
 """Beginnings of the names that TensorFlow, Keras and this package set from outside."""
 
 
@@ -199,9 +207,7 @@ def settings_of_layer(layer: Any) -> tuple[dict[str, Any], list[tuple[str, Any]]
         item = own[name]
         if static.is_a(item, _PLAIN):
             settings[name] = item
-        elif _is_of_the_user(static.class_of(item)) or (
-            type(item) is types.FunctionType and not _is_library(item.__module__)
-        ):
+        elif type(item) is types.FunctionType or _is_of_the_user(static.class_of(item)):
             others.append((name, item))
     return settings, others
 
@@ -280,6 +286,8 @@ def _variables(value: Any) -> list[Any]:
 
     if isinstance(value, keras.random.SeedGenerator):
         return [value.state]
+    if isinstance(value, _averaging()):
+        return [*value._averages.values()]
     # Keras does not list the states of a stateful recurrent layer.
     states = keras.tree.flatten(getattr(value, "states", None)) if isinstance(value, keras.layers.RNN) else []
     return [*value.variables, *(state for state in states if isinstance(state, keras.Variable))]

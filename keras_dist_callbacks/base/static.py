@@ -100,6 +100,13 @@ def instance_dict(value: Any) -> dict[str, Any]:
     return {name: item for name, item in dict.items(held) if type(name) is str}
 
 
+def is_its_own_dict(value: Any) -> bool:
+    """Returns whether the items of a dict are its attributes too, as where `__init__` sets `self.__dict__ = self`."""
+    cls: Any = type(value)
+    place = _place_of_dict(cls)
+    return place is not None and place.__get__(value) is value
+
+
 def hides_dict(cls: Any) -> bool:
     """Returns whether objects of a class have a `__dict__` that only code of theirs shows."""
     return bool(cls.__dictoffset__) and _place_of_dict(cls) is None

@@ -17,12 +17,12 @@ from keras_dist_callbacks.state.compiled_model import CompiledModel
 from keras_dist_callbacks.state.environment import Environment
 from keras_dist_callbacks.state.facts.part import ScriptFacts
 from keras_dist_callbacks.state.inputs.position import DataPosition
+from keras_dist_callbacks.state.own_objects.input_objects import InputState
+from keras_dist_callbacks.state.own_objects.part import UserState
 from keras_dist_callbacks.state.part import Part
 from keras_dist_callbacks.state.progress import Progress
 from keras_dist_callbacks.state.random_states import RandomStates, RandomStatesAtEpoch
 from keras_dist_callbacks.state.step_variables import CapturedVariables, UnsavedVariables
-from keras_dist_callbacks.state.user_state.input_state import InputState
-from keras_dist_callbacks.state.user_state.state import UserState
 from keras_dist_callbacks.state.variables import ModelVariables
 
 

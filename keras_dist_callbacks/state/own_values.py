@@ -161,8 +161,11 @@ def encode(value: Any, where: str, tensors: dict[str, SharedTensor], find: Refer
     if depth > _DEEPEST:
         raise UnstorableError(f"{where[:_SHOWN]}...: nested more than {_DEEPEST} levels deep")
     reference = find.find(value, where, tensors)
-    if reference is not None:
-        return reference
+    return whole(value, where, tensors, find, depth) if reference is None else reference
+
+
+def whole(value: Any, where: str, tensors: dict[str, SharedTensor], find: References, depth: int = 0) -> JSON:
+    """`value` itself as JSON, whatever stands for it elsewhere; for what is in it, `encode`."""
     if static.is_a(value, list | tuple | set | frozenset | collections.deque | dict):
         return _container(value, where, tensors, find, depth + 1)
     return _leaf(value, where, tensors)
@@ -298,7 +301,7 @@ def tagged(value: JSON) -> tuple[str, Any] | None:
 class Objects(Protocol):
     """What references and objects of the process' own stand for when values are decoded."""
 
-    def resolve(self, kind: str, value: JSON, present: Any) -> Any:
+    def resolve(self, kind: str, value: JSON) -> Any:
         """Returns the object that `{kind: value}` stands for; raises LookupError if it is not found."""
         ...
 
@@ -317,7 +320,7 @@ class Made:
     def __init__(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
         self._tensors = tensors
 
-    def resolve(self, kind: str, value: JSON, present: Any) -> Any:
+    def resolve(self, kind: str, value: JSON) -> Any:
         """See `Objects`."""
         if kind != "$torch":
             raise LookupError(f"a backup has no value of the kind {kind[1:]} there")
@@ -354,53 +357,54 @@ def from_json(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]]) -> Any:
     return decode(value, tensors, Made(tensors))
 
 
-def decode(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]], objects: Objects, present: Any = None) -> Any:
+def decode(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]], objects: Objects) -> Any:
     """Returns what `encode` was given.
 
     Args:
         value: JSON.
         tensors: The arrays.
         objects: What references stand for.
-        present: What is now in its place.
 
     Raises:
         LookupError: A reference stands for nothing here.
     """
+
+    def items(values: list[JSON]) -> list[Any]:
+        return [decode(item, tensors, objects) for item in values]
+
+    def pair(values: list[JSON]) -> tuple[Any, Any]:
+        return decode(values[0], tensors, objects), decode(values[1], tensors, objects)
+
     if isinstance(value, list):
-        return _items(value, tensors, objects, present)
+        return items(value)
     if not isinstance(value, dict):
         return value
     tag = tagged(value)
     if tag is None:
-        known = present if isinstance(present, dict) else {}
-        return {k: decode(v, tensors, objects, known.get(k)) for k, v in value.items()}
+        return {key: decode(item, tensors, objects) for key, item in value.items()}
     kind, content = tag
     if kind in _TEXTS:
         return _TEXTS[kind](content)
     if kind in _SEQUENCES:
-        return _SEQUENCES[kind](_items(content, tensors, objects, present))
-    if kind in ("$dict", "$mapping", "$deque"):
-        return _decode_container(kind, content, tensors, objects, present)
-    if kind in _PLAIN:
-        if kind == "$array":
-            return objects.array(content)
-        return _decode_plain(kind, content, tensors)
-    return objects.resolve(kind, content, present)
-
-
-_PLAIN = ("$timedelta", "$texts", "$array", "$scalar", "$numbers")
-
-
-def _decode_container(kind: str, content: Any, tensors: Mapping[str, Any], objects: Objects, present: Any) -> Any:
-    if kind == "$deque":
-        return collections.deque(_items(content[1], tensors, objects, present), content[0])
-    made: dict[Any, Any] = {}
-    if kind == "$mapping":
-        name, content = content
-        made = _empty_mapping(name)
-    known = present if isinstance(present, dict) else {}
-    made.update({_key(k, tensors, objects): decode(v, tensors, objects, known.get(_plain(k))) for k, v in content})
-    return made
+        return _SEQUENCES[kind](items(content))
+    match kind:
+        case "$dict":
+            return dict(map(pair, content))
+        case "$mapping":
+            made = _empty_mapping(content[0])
+            made.update(dict(map(pair, content[1])))
+            return made
+        case "$deque":
+            return collections.deque(items(content[1]), content[0])
+        case "$timedelta":
+            return datetime.timedelta(*content)
+        case "$texts":
+            return np.array(content[1]).reshape(content[0])
+        case "$scalar":
+            return np.frombuffer(bytes.fromhex(content[1]), dtype_of(content[0]))[0]
+        case "$numbers":
+            return np.array(tensors[content]).tolist()
+    return objects.array(content) if kind == "$array" else objects.resolve(kind, content)
 
 
 def _empty_mapping(kind: str) -> dict[Any, Any]:
@@ -408,27 +412,3 @@ def _empty_mapping(kind: str) -> dict[Any, Any]:
     if name == "defaultdict":
         return collections.defaultdict(_FACTORIES[factory])
     return collections.Counter() if name == "Counter" else collections.OrderedDict()
-
-
-def _decode_plain(kind: str, content: Any, tensors: Mapping[str, Any]) -> Any:
-    if kind == "$timedelta":
-        return datetime.timedelta(*content)
-    if kind == "$texts":
-        return np.array(content[1]).reshape(content[0])
-    if kind == "$scalar":
-        return np.frombuffer(bytes.fromhex(content[1]), dtype_of(content[0]))[0]
-    return np.array(tensors[content]).tolist()
-
-
-def _items(value: list[JSON], tensors: Mapping[str, Any], objects: Objects, present: Any) -> list[Any]:
-    known = list(present) if isinstance(present, list | tuple | collections.deque) else []
-    return [decode(v, tensors, objects, known[i] if i < len(known) else None) for i, v in enumerate(value)]
-
-
-def _key(value: JSON, tensors: Mapping[str, Any], objects: Objects) -> Any:
-    found = decode(value, tensors, objects)
-    return tuple(found) if isinstance(found, list) else found
-
-
-def _plain(value: JSON) -> Any:
-    return value if isinstance(value, str | int | float | bool) else None

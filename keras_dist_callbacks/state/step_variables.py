@@ -35,7 +35,7 @@ class CapturedVariables(Part):
         self._fit = fit
         self._model = fit.model
         self._counter = graphs.TraceCounter(fit.model)
-        self._seen = -1
+        self._seen: tuple[int, ...] = ()
         self._found: list[graphs.Resource] = []
         self._captured: set[int] = set()
         self._random: list[str] = []
@@ -93,7 +93,7 @@ class CapturedVariables(Part):
         traced = self._model.run_eagerly or graphs.traces(self._model) or graphs.trace(self._fit)
         if traced:
             self._inspect()
-            self._seen = -1
+            self._seen = ()
         difference = _first_difference(wanted, self._found if traced else [], tensors)
         if difference:
             return [_lost(wanted, *difference)]
@@ -124,7 +124,7 @@ class CapturedVariables(Part):
     def _look_at_objects(self) -> None:
         """In eager mode there is no trace: what belongs to the model's objects, of which a step may make more."""
         optimizers = self._optimizers or variables.optimizers_within(self._model)
-        count = sum(len(optimizer.variables) for optimizer in optimizers)
+        count = (sum(len(optimizer.variables) for optimizer in optimizers),)
         if count != self._seen:
             self._optimizers, self._seen = optimizers, count
             found = variables.untracked_variables(self._model)

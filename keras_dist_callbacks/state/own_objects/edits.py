@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
+import collections
 import datetime
 import enum
 import os
 import pathlib
+import random
 import re
 import socket
 import stat
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+import keras
 import numpy as np
+import tensorflow as tf
 import xxhash
 
 from keras_dist_callbacks._compat import graphs, variables
 from keras_dist_callbacks.base import static
-from keras_dist_callbacks.state.user_state.changes import digest_of
-from keras_dist_callbacks.state.user_state.libraries import library_base
-from keras_dist_callbacks.state.user_state.nodes import Node, is_flat, join, parent_of, text_of
-from keras_dist_callbacks.state.user_state.walker import Found
+from keras_dist_callbacks.state.own_objects.libraries import library_base
+from keras_dist_callbacks.state.own_objects.look import Look
+from keras_dist_callbacks.state.own_objects.places import join
+from keras_dist_callbacks.state.own_objects.plain import is_immutable, items_of, name_of, text_of
 
 _COMPILED = ("model", "optimizer", "loss", "metrics")
 _OF_TRAINING = (*_COMPILED, "callback ")
 _SHOWN = 60
 _VARIABLE = "number in a variable"
+_VARIABLES = (keras.Variable, tf.Variable)
+_NOT_COMPARED = (*_VARIABLES, types.FunctionType, type)
+"""As values: of functions, the code is."""
 _CLOCKS = (time.perf_counter, time.monotonic)
 _PRECISE = 10
 _NEAR = 2 * 86_400.0
@@ -59,7 +67,7 @@ class Edits:
     callbacks: list[str] = field(default_factory=list)
 
 
-def describe(start: Found, of_input: Found, callbacks: Iterable[str], *, is_loaded: bool = False) -> dict[str, Any]:
+def describe(start: Look, of_input: Look, callbacks: Iterable[str], *, is_loaded: bool = False) -> dict[str, Any]:
     """Returns what a backup holds of a run's start, as JSON; without what differs from run to run by its nature.
 
     Args:
@@ -68,17 +76,16 @@ def describe(start: Found, of_input: Found, callbacks: Iterable[str], *, is_load
         callbacks: The names of the user's callbacks.
         is_loaded: Variables have the values of a checkpoint, and not those that the script gave them.
     """
-    nodes = {**of_input.nodes, **start.nodes}
-    whole = {path for path, node in nodes.items() if node.kind == "container" and _is_whole(node.value)}
-    values = {
-        path: _text_of_items(node.value) if path in whole else _text(node)
-        for path, node in nodes.items()
-        if node.kind in _KINDS and not _is_of_step(node) and parent_of(path)[0] not in whole
-    }
-    values.update({} if is_loaded else _settings_in_variables(start))
-    values.update(_settings_of_layers(nodes))
-    values.update(_tables(nodes))
-    code = {**of_input.code, **start.code}
+    values: dict[str, list[str]] = {}
+    for look in (of_input, start):
+        found = {path: look.value_at(path) for path, place in look.places.items() if place or "/" in path}
+        found = {path: value for path, value in found.items() if path not in look.unknown}
+        values |= {path: _text(look, path, v) for path, v in found.items() if not static.is_a(v, _NOT_COMPARED)}
+        held = {path: value for path, value in look.variables.items() if f"{path}/" not in look.traced}
+        values |= {path: ["variable", look.digests[f"{path}/"]] for path in held}
+        values |= _settings_of_layers(look) | _tables(look)
+    values |= {} if is_loaded else _settings_in_variables(start)
+    code = {**of_input.code.digests, **start.code.digests}
     return {"python": list(sys.version_info[:2]), "callbacks": list(callbacks), "values": values, "code": code}
 
 
@@ -122,37 +129,30 @@ def _with_renamed_file(before: Mapping[str, str], now: Mapping[str, str]) -> Map
     }
 
 
-def _settings_in_variables(start: Found) -> dict[str, list[str]]:
+def _settings_in_variables(start: Look) -> dict[str, list[str]]:
     """The numbers with which variables of training begin that no optimizer trains, such as a weight of a loss."""
-    found = {path: node.value for path, node in start.nodes.items() if node.kind == "owned" or _is_of_step(node)}
-    rates = {path for path in found if path.startswith("optimizer/") and path.endswith("/_learning_rate")}
-    numbers = {path: variables.setting(value) for path, value in found.items() if path not in rates}
+    rates = {path for path in start.objects if path.startswith("optimizer/") and path.endswith("/_learning_rate")}
+    left = {path for path in start.variables if f"{path}/" not in start.traced}
+    found = {path: value for path, value in start.objects.items() if path not in rates | left}
+    numbers = {p: variables.setting(value) for p, value in found.items() if static.is_a(value, _VARIABLES)}
     return {path: [_VARIABLE, repr(number)] for path, number in numbers.items() if number is not None}
 
 
-def _tables(nodes: Mapping[str, Node]) -> dict[str, list[str]]:
+def _tables(look: Look) -> dict[str, list[str]]:
     """Returns what the lookup tables hold that nothing changes."""
-    found = {path: graphs.table_digest(node.value) for path, node in nodes.items() if node.kind == "owned"}
-    return {path: ["table", digest] for path, digest in found.items() if digest}
+    found = {path: v for path, v in look.objects.items() if static.is_a(v, tf.lookup.StaticHashTable)}
+    return {path: ["table", str(graphs.table_digest(table))] for path, table in found.items()}
 
 
-def _settings_of_layers(nodes: Mapping[str, Node]) -> dict[str, list[str]]:
+def _settings_of_layers(look: Look) -> dict[str, list[str]]:
     """Returns the settings of Keras' layers outside of the model, such as those of the input's augmentation."""
-    found = {path: node for path, node in nodes.items() if node.kind == "layer" and not path.startswith("model/")}
     return {
-        join(path, name): _text_of_value(value, node)
-        for path, node in found.items()
-        for name, value in node.token[2:]
+        join(path, name): _text(look, path, value)
+        for path, settings in look.settings.items()
+        if not path.startswith("model/")
+        for name, value in settings.items()
         if name not in ("name", "trainable", "built")
     }
-
-
-_KINDS = frozenset(["value", "container", "array", "texts", "random", "variable", "tensor", "ref"])
-
-
-def _is_of_step(node: Node) -> bool:
-    """Returns whether it is a variable of what TensorFlow traces, whose values a backup holds."""
-    return node.kind == "variable" and node.is_traced
 
 
 def _is_ignored(path: str, was: Any, is_now: Any) -> bool:
@@ -193,43 +193,38 @@ def _family(kind: str) -> str:
     return "str" if kind in _TEXTS else _FAMILIES.get(kind, kind)
 
 
-def _text(node: Node) -> list[str]:
-    if node.kind == "value":
-        return _text_of_value(node.value, node)
-    if node.kind == "container" and static.is_a(node.value, list | tuple):
-        return [node.kind, f"{len(static.contents(node.value))} items"]
-    return [node.kind, digest_of(node)]
+def _text(look: Look, path: str, value: Any) -> list[str]:
+    """Describes what is at a place: a number or text by itself, all else by a digest."""
+    if is_immutable(value) and not static.is_a(value, tuple | frozenset):
+        return _text_of_value(value)
+    shown = _shown(look, value, [])
+    return [shown[0], _digest(repr(shown))]
 
 
-def _is_whole(value: Any) -> bool:
-    """Returns whether a container holds nothing but numbers and texts, and so is described by them."""
-    if static.is_a(value, bytearray):
-        return False
-    return all(type(item) in _PATHS or is_flat([item]) for item in _items(value))
+def _shown(look: Look, value: Any, above: list[int]) -> list[Any]:
+    """Describes a value: a container, list or tuple alike, by what is in it; other objects by their path."""
+    if static.is_a(value, list | tuple | collections.deque | dict | set | frozenset) and id(value) not in above:
+        kinds = {"list": list | tuple, "dict": dict, "set": set | frozenset}
+        kind = next((name for name, bases in kinds.items() if static.is_a(value, bases)), type(value).__name__)
+        items = [_shown(look, item, [*above, id(value)]) for item in items_of(value)]
+        return [kind, *(sorted(items, key=repr) if kind == "set" else items)]
+    if type(value) in _PATHS:
+        return ["str", str(value)]
+    if is_immutable(value) and issubclass(type(value), str):
+        return ["str", text_of(value)]
+    if is_immutable(value):
+        kind, text = _text_of_value(value)
+        return [_family(kind), text]
+    if static.is_a(value, types.FunctionType | type):
+        return ["name", name_of(value)]
+    if static.is_a(value, tf.Tensor):
+        return ["tensor", repr(value)]
+    path = look.path_of(value)
+    is_data = static.is_a(value, np.ndarray | random.Random | np.random.Generator | np.random.RandomState)
+    return ["object", path or name_of(type(value)), is_data and look.digests.get(f"{path}/")]
 
 
-def _items(value: Any) -> list[Any]:
-    items = static.contents(value)
-    if static.is_a(value, dict):
-        return items + [item for _, item in static.pairs(value)]
-    return sorted(items, key=repr) if static.is_a(value, set | frozenset) else items
-
-
-def _text_of_items(value: Any) -> list[str]:
-    """Describes a container of numbers and texts: the same for a list and a tuple."""
-    kinds = {"list": list | tuple, "dict": dict, "set": set | frozenset}
-    kind = next((name for name, bases in kinds.items() if static.is_a(value, bases)), type(value).__name__)
-    found = [(_family(type(item).__name__), _text_of_item(item)) for item in _items(value)]
-    return ["container", f"{kind} {_digest(repr(found))}"]
-
-
-def _text_of_item(item: Any) -> str:
-    if type(item) in _PATHS or isinstance(item, str):
-        return str(item)
-    return repr(item.item() if isinstance(item, np.generic) else item)
-
-
-def _text_of_value(value: Any, node: Node) -> list[str]:
+def _text_of_value(value: Any) -> list[str]:
     cls = type(value)
     if issubclass(cls, enum.Enum):
         return [cls.__name__, str(text_of(value))]
@@ -238,7 +233,7 @@ def _text_of_value(value: Any, node: Node) -> list[str]:
     if issubclass(cls, datetime.date) or (issubclass(cls, float) and _is_time(value)):
         return ["time", ""]
     if issubclass(cls, np.generic):
-        return [cls.__name__, _text_of_item(value)]
+        return [cls.__name__, repr(value.item() if isinstance(value, np.generic) else value)]
     text = str(library_base(cls).__str__(value) if issubclass(cls, pathlib.PurePath) else text_of(value))
     if issubclass(cls, bool | int | float):
         return [cls.__name__, repr(value) if issubclass(cls, float) else text]

@@ -24,19 +24,15 @@ from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.snapshot import Piece, Position, Saved
 from keras_dist_callbacks.base import static
 from keras_dist_callbacks.state.inputs.sources import stateful_source_of
+from keras_dist_callbacks.state.own_objects import changes, findings
+from keras_dist_callbacks.state.own_objects.kinds import look_at
+from keras_dist_callbacks.state.own_objects.libraries import is_library
+from keras_dist_callbacks.state.own_objects.look import Limits, Look, Policy, Root
+from keras_dist_callbacks.state.own_objects.places import words
+from keras_dist_callbacks.state.own_objects.reads import SEEDED, names_reached, reads_of
 from keras_dist_callbacks.state.part import Moment, Part, entered
-from keras_dist_callbacks.state.user_state import changes, findings, restoring
-from keras_dist_callbacks.state.user_state.libraries import is_library
-from keras_dist_callbacks.state.user_state.nodes import words
-from keras_dist_callbacks.state.user_state.reads import SEEDED, names_reached, reads_of
-from keras_dist_callbacks.state.user_state.walk import walk
-from keras_dist_callbacks.state.user_state.walker import Found, Limits, Policy, Root
 
 _LIMITS = Limits(bytes=2**26)  # of arrays, which are compared at each save: a few milliseconds
-_COMPARED = (
-    *("value", "container", "array", "texts", "object", "function", "class", "constant", "method", "ref", "random"),
-    *("tensor", "asserted", "own_state"),
-)
 _READ = ("__getitem__", "__len__", "num_batches")
 _WITHOUT_RANDOM_STATE = ("numpy", "scipy", "tensorflow", "keras", "PIL", "cv2", "skimage")
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -64,7 +60,7 @@ class InputState(Part):
         roots = _roots_of(fit)
         seeds = pipeline.seed_states([fit.input, fit.validation_source])  # which are restored with the input
         of_input = dataclasses.replace(policy, saved_keys=lambda: {*policy.saved_keys(), *seeds})
-        self.start = walk(roots, of_input)
+        self.start = look_at(roots, of_input)
         self._roots = {path: root for path, root in roots.items() if static.is_a(root.value, keras.utils.PyDataset)}
         self._held = [root.value for root in self._roots.values()]
         weights = fit.argument("class_weight")
@@ -84,10 +80,10 @@ class InputState(Part):
         """Returns whether an object is saved here, and so is not part of the state of a callback that refers to it."""
         return not self._fit.steps_per_epoch and any(value is held for held in self._held)
 
-    def shared_with(self, found: Found) -> dict[str, Any]:
-        """Returns what callbacks and the like hold too, by its path in their walk."""
-        held = _mutable(self.start)
-        return {path: node.value for path, node in found.nodes.items() if held and id(node.value) in held}
+    def shared_with(self, found: Look) -> dict[str, Any]:
+        """Returns what callbacks and the like hold too, by the place where they do."""
+        values = {path: found.value_at(path) for path in found.places}
+        return {path: value for path, value in values.items() if id(value) in self.start.mutable}
 
     def note_epoch(self, *, is_read: bool) -> None:
         """An epoch begins or has ended, and no batch is being read.
@@ -96,21 +92,21 @@ class InputState(Part):
             is_read: Whether batches are read from now on.
         """
         if is_read and self._knows_position:
-            held = _mutable(self._look(self._knows_position))
+            held = self._look(self._knows_position).mutable
             roots = {f"callback {name}": Root(callback) for name, callback in self._callbacks.items()}
-            self._changing = [path for path, root in roots.items() if held & _mutable(self._look({path: root}))]
+            self._changing = [path for path, root in roots.items() if held & self._look({path: root}).mutable]
         if not self._roots or self._fit.steps_per_epoch:
             return
         self._is_read = is_read
-        self._begun = self._walk()
+        self._begun = self._look_again()
         self._changes = changes.changes_between(self._first, self._begun)
-        used = _mutable(self._begun)
-        self._sharing = [path for path, root in self._writers.items() if used & _mutable(self._look({path: root}))]
+        used = self._begun.mutable
+        self._sharing = [path for path, root in self._writers.items() if used & self._look({path: root}).mutable]
 
     def note_begun(self) -> None:
         """The dataset's own `on_epoch_begin`, which a resumed run calls again, was called."""
         if self._is_read:
-            self._begun = self._walk()
+            self._begun = self._look_again()
 
     def note_read(self) -> None:
         """All batches of an epoch were read."""
@@ -119,7 +115,7 @@ class InputState(Part):
 
     def _compare(self) -> None:
         if self._is_read and not self._has_changed:
-            now = self._walk()
+            now = self._look_again()
             self._has_changed = _tokens(now) != _tokens(self._begun) or _uncompared_path(now) is not None
 
     def capture(self, position: Position) -> Piece:
@@ -165,7 +161,7 @@ class InputState(Part):
         found: list[Finding] = []
         records = saved.mine.state.get("changed") or {}
         if records or self._first.with_own_state:
-            failed, others = restoring.restore_and_compare(records, saved.mine.tensors, self._walk)
+            failed, others = changes.restore_and_compare(records, saved.mine.tensors, self._look_again)
             found = [*findings.not_restored(failed), *findings.set_otherwise(others)]
         if moment is Moment.EPOCH:
             self.note_epoch(is_read=True)
@@ -175,11 +171,11 @@ class InputState(Part):
         """The fit is complete already: the script goes on with what its input's code held."""
         return self.restore(saved, entered(saved.position))
 
-    def _walk(self) -> Found:
+    def _look_again(self) -> Look:
         return self._look(self._roots, self._first)
 
-    def _look(self, roots: Mapping[str, Root], start: Found | None = None) -> Found:
-        return walk(roots, self._policy, _LIMITS, start=start)
+    def _look(self, roots: Mapping[str, Root], start: Look | None = None) -> Look:
+        return look_at(roots, self._policy, _LIMITS, start=start)
 
 
 def _roots_of(fit: RunningFit) -> dict[str, Root]:
@@ -207,28 +203,19 @@ def _has_batch_hooks(callback: Any) -> bool:
     return any(not is_library(static.attribute(hook, "__module__")) for hook in hooks)
 
 
-def _mutable(found: Found) -> set[int]:
-    """Ids of the objects that could be changed in place."""
-    kinds = ("object", "own_state", "container", "array", "texts", "random", "dataset")
-    nodes = [node for node in found.nodes.values() if node.kind in kinds]
-    return {id(node.value) for node in nodes if not static.is_a(node.value, tuple | frozenset)}
+def _uncompared_path(found: Look) -> str | None:
+    """Returns the first path of what a look has reached and not compared; None if it has compared everything."""
+    return next(itertools.chain(found.unknown, found.code.conditions, found.uncompared), None)
 
 
-def _uncompared_path(found: Found) -> str | None:
-    """Returns the first path of what a walk has reached and not compared; None if it has compared everything."""
-    nodes = found.nodes.items()
-    others = (p for p, node in nodes if node.kind not in _COMPARED or static.is_a(node.value, types.ModuleType))
-    return next(itertools.chain(found.unknown, found.code_conditions, others), None)
+def _tokens(found: Look) -> dict[str, Any]:
+    return {**found.digests, **found.tokens}
 
 
-def _tokens(found: Found) -> dict[str, Any]:
-    return {path: node.token for path, node in found.nodes.items()}
-
-
-def _doubt_about_code(found: Found) -> str | None:
+def _doubt_about_code(found: Look) -> str | None:
     """Why reading a batch again may give another one, by the functions that read it; None if nothing was found."""
     shared_states = (np.random.mtrand._rand, random._inst)
-    has_shared_state = any(node.value is state for node in found.nodes.values() for state in shared_states)
+    has_shared_state = any(found.path_of(state) is not None for state in shared_states)
     functions = _functions(found)
     reading = list(_reading_functions(functions))
     if has_shared_state or any(_may_draw(function, functions) for function in reading):
@@ -238,12 +225,12 @@ def _doubt_about_code(found: Found) -> str | None:
     return None
 
 
-def _functions(found: Found) -> dict[str, list[types.FunctionType]]:
+def _functions(found: Look) -> dict[str, list[types.FunctionType]]:
     """Returns the functions of the user's, by the names under which they may be called."""
     functions: dict[str, list[types.FunctionType]] = {}
-    for path, node in found.nodes.items():
-        is_method = type(node.value) in (types.MethodType, staticmethod, classmethod)
-        function = node.value.__func__ if is_method else node.value
+    for path, value in {**found.objects, **{path: found.value_at(path) for path in found.places}}.items():
+        is_method = type(value) in (types.MethodType, staticmethod, classmethod)
+        function = value.__func__ if is_method else value
         if type(function) is types.FunctionType:
             for name in _names(path, function):
                 functions.setdefault(name, []).append(function)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from keras_dist_callbacks.state.user_state import libraries
-from keras_dist_callbacks.state.user_state.libraries import is_library
+from keras_dist_callbacks.state.own_objects import libraries
+from keras_dist_callbacks.state.own_objects.libraries import is_library
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def test_fit_runs_and_resumes_with_any_object_of_which_nothing_is_called(
 ) -> None:
     for epochs in (1, 2):
         value = all_of_them()[name]
-        monkeypatch.setattr("tests.state.user_state.test_static.SETTINGS", value)
+        monkeypatch.setattr("tests.state.own_objects.test_static.SETTINGS", value)
         CALLED.clear()
         backup = fit(tmp_path / "backup", value, epochs)
         assert CALLED == []

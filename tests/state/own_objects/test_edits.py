@@ -21,9 +21,9 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks.state.facts.of_model import layers
-from keras_dist_callbacks.state.user_state import edits
-from keras_dist_callbacks.state.user_state.walk import walk
-from keras_dist_callbacks.state.user_state.walker import Found, Policy, Root
+from keras_dist_callbacks.state.own_objects import edits
+from keras_dist_callbacks.state.own_objects.kinds import look_at
+from keras_dist_callbacks.state.own_objects.look import Policy, Root
 
 
 def _is_callback(value: Any) -> bool:
@@ -44,7 +44,7 @@ class Holder:
 
 
 def described(value: Any, root: str = "callback Holder()") -> Any:
-    found = edits.describe(walk({root: Root(value)}, POLICY), Found(), ["Holder()"])
+    found = edits.describe(look_at({root: Root(value)}, POLICY), look_at({}, POLICY), ["Holder()"])
     return json.loads(json.dumps(found))
 
 
@@ -270,8 +270,8 @@ class WithVariables(keras.Model):
 
 def test_numbers_in_variables_and_rates_of_further_optimizers_are_named() -> None:
     def of_model(*numbers: float, is_loaded: bool = False) -> Any:
-        found = walk({"model": Root(WithVariables(*numbers), True)}, POLICY)
-        return edits.describe(found, Found(), [], is_loaded=is_loaded)
+        found = look_at({"model": Root(WithVariables(*numbers), True)}, POLICY)
+        return edits.describe(found, look_at({}, POLICY), [], is_loaded=is_loaded)
 
     assert edits.compare(of_model(0.1, 1.0), of_model(0.1, 1.0)) == edits.Edits()
     found = edits.compare(of_model(0.1, 1.0), of_model(0.2, 3.0))

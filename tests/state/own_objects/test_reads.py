@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_dist_callbacks.state.user_state.reads import draws_from_shared_state, reads_of
+from keras_dist_callbacks.state.own_objects.reads import draws_from_shared_state, reads_of
 
 
 def appends(self: Any) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.base import static
-from keras_dist_callbacks.state.user_state.edits import Edits
-from keras_dist_callbacks.state.user_state.libraries import is_library
-from keras_dist_callbacks.state.user_state.nodes import words
-from keras_dist_callbacks.state.user_state.walker import Found
+from keras_dist_callbacks.state.own_objects.edits import Edits
+from keras_dist_callbacks.state.own_objects.libraries import is_library
+from keras_dist_callbacks.state.own_objects.look import Look
+from keras_dist_callbacks.state.own_objects.places import words
 
 
 def lost(path: str, why: str) -> Finding:
@@ -26,13 +26,13 @@ def set_otherwise(paths: Collection[str]) -> list[Finding]:
     return [Finding("set-otherwise", detail=(f"{place} of {owner}",)) for owner, place in map(words, paths)]
 
 
-def unseen(path: str, why: str, now: Found, records: Collection[str] = ()) -> Finding:
+def unseen(path: str, why: str, now: Look, records: Collection[str] = ()) -> Finding:
     """Returns that what is at a path cannot be inspected.
 
     Args:
         path: The path.
         why: What was found there.
-        now: The walk that found it.
+        now: The look that found it.
         records: Paths of what is saved.
     """
     owner, place = words(path)
@@ -55,18 +55,18 @@ def traced(path: str) -> Finding:
     return Finding("traced", owner, (place or "the code",))
 
 
-def _assertion(path: str, now: Found, records: Collection[str]) -> str:
+def _assertion(path: str, now: Look, records: Collection[str]) -> str:
     """The line by which the user asserts that what is below a path keeps no state; none if other state of it is saved.
 
     Backups then save nothing of it.
     """
     root = path.partition("/")[0]
-    node = now.nodes.get(root) or now.nodes.get(path)
-    if node is None or root.startswith(("model", "optimizer")) or any(r.startswith(f"{root}/") for r in records):
+    value = now.objects.get(root, now.objects.get(path))
+    if value is None or root.startswith(("model", "optimizer")) or any(r.startswith(f"{root}/") for r in records):
         return ""
-    if type(node.value) in (types.FunctionType, functools._lru_cache_wrapper):
-        return f"kdc.advanced.stateless_input({node.value.__name__})"
-    cls = node.value if static.is_a(node.value, type) else type(node.value)
+    if type(value) in (types.FunctionType, functools._lru_cache_wrapper):
+        return f"kdc.advanced.stateless_input({value.__name__})"
+    cls = value if static.is_a(value, type) else type(value)
     is_users = root.startswith("callback ") or not is_library(cls.__module__)
     return "" if not is_users else f"kdc.advanced.register_callback_state({cls.__name__}, None)"
 

@@ -299,3 +299,18 @@ def test_a_variable_that_is_read_while_tensorflow_traces_is_a_condition(tmp_path
     assert backup.restored is not None
     assert backup.restored.verdict == "exact if"
     assert any("init_scope" in condition for condition in backup.restored.conditions)
+
+
+@pytest.mark.parametrize("count", [3, 40, 900])
+def test_the_order_of_a_set_that_get_state_knows_is_a_condition_and_not_lost(count: int, tmp_path: Path) -> None:
+    class DrawsNumbers(Draws):
+        def __init__(self) -> None:
+            super().__init__()
+            self.numbers = {f"{number}" for number in range(count)}
+            for number in range(3, count):
+                self.numbers.discard(f"{number}")
+            self.numbers |= {f"{number}" for number in range(30)}
+
+    backup, _ = resumed(tmp_path, DrawsNumbers)
+    assert backup.restored is not None
+    assert backup.restored.verdict == "exact if", backup.restored

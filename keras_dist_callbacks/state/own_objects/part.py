@@ -25,20 +25,21 @@ from keras_dist_callbacks.state.callback_state import (
 )
 from keras_dist_callbacks.state.compiled_model import CompiledModel
 from keras_dist_callbacks.state.facts.part import ScriptFacts
-from keras_dist_callbacks.state.part import Moment, Part, arrived
-from keras_dist_callbacks.state.step_variables import CapturedVariables
-from keras_dist_callbacks.state.user_state import changes, edits, findings, restoring
-from keras_dist_callbacks.state.user_state.input_state import InputState
-from keras_dist_callbacks.state.user_state.libraries import is_library
-from keras_dist_callbacks.state.user_state.nodes import Node, parent_of, recalled, remembered, with_parents, words
-from keras_dist_callbacks.state.user_state.traced_reads import (
+from keras_dist_callbacks.state.own_objects import changes, edits, findings
+from keras_dist_callbacks.state.own_objects.input_objects import InputState
+from keras_dist_callbacks.state.own_objects.kinds import look_at
+from keras_dist_callbacks.state.own_objects.libraries import is_library
+from keras_dist_callbacks.state.own_objects.look import Look, Policy, Root
+from keras_dist_callbacks.state.own_objects.places import parent_of, words
+from keras_dist_callbacks.state.own_objects.plain import is_immutable
+from keras_dist_callbacks.state.own_objects.traces import (
     DRAWN,
     changed_since_traced,
     drawing_in_traces,
     may_be_traced,
 )
-from keras_dist_callbacks.state.user_state.walk import walk
-from keras_dist_callbacks.state.user_state.walker import Found, Policy, Root
+from keras_dist_callbacks.state.part import Moment, Part, arrived
+from keras_dist_callbacks.state.step_variables import CapturedVariables
 from keras_dist_callbacks.state.variables import ModelVariables
 
 _DESCRIPTION = "description"
@@ -81,133 +82,119 @@ class UserState(Part):
         self._facts, self._states = facts, states
         self._callbacks = walked_callbacks(callbacks)
         self._listed = {id(callback) for callback in listed_callbacks(callbacks)}
-        self._start = Found()
+        self._is_begun = False
         self.input = InputState(fit, self._policy(), self._callbacks)
-        self._start = self._walk()
+        self._start = start = look_at(self._roots(), self._policy())
+        self._is_begun = True
         self._runs = runs_of(fit.model)
         self._changed_before = self._runs.changed.get(directory, {})
-        self._changed: dict[str, Node] = {}
-        self._runs.changed[directory] = self._changed
-        layers = {p: node.value for p, node in self._start.nodes.items() if library_state.can_adapt(node.value)}
+        self._changed = self._runs.changed[directory] = {}
+        layers = {path: value for path, value in start.objects.items() if library_state.can_adapt(value)}
         self._adapted = {path: library_state.adapted(layer) for path, layer in layers.items()}
         names = [name for name, c in self._callbacks.items() if not is_library(type(c).__module__)]
         is_loaded = vars(fit.model).get("_kdc_origin") is not None  # from a checkpoint, with its variables
-        described = edits.describe(self._start, self.input.start, names, is_loaded=is_loaded)
+        described = edits.describe(start, self.input.start, names, is_loaded=is_loaded)
         first = self._runs.descriptions.setdefault(directory, described)
         self._description = edits.with_first(described, first)  # a restart begins with the first fit again
         self._tensor = SharedArray(np.frombuffer(json.dumps(self._description).encode(), np.uint8))
         self.variable_keys: set[int] = set()
         self._differing: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # by dataset
         self._counter = graphs.TraceCounter(fit.model)
-        self._first_trace = getattr(fit.model, "train_function", None), self._counter.count()
-        self._function, self._trace_count = self._first_trace
-        self._traced: list[changes.Changes] = []  # as of each trace of the train function in use
-        self._last_trace = Found()
+        self._function, self._trace_count = getattr(fit.model, "train_function", None), self._counter.count()
+        self._first_trace = self._function, self._trace_count[0]
+        self._traced: list[dict[str, str]] = []  # at each trace of a step, what had changed
+        self._last_trace: JSON = None  # the same of the train step, and the numbers and the like of it as records
         self._earlier = self._traces()
 
     def capture(self, position: Position) -> Piece:
         """Returns what has changed since the start."""
         self.note_trace()
-        now = self._walk()
+        now = self._look()
         found = changes.changes_between(self._start, now)
-        traces_step = not self._fit.model.run_eagerly
         unknown, code, lost = (
-            {path: why for path, why in places.items() if path in now.changed_sets or not now.is_below_own_state(path)}
-            for places in (now.unknown, now.code_conditions, found.lost)
+            {path: why for path, why in paths.items() if not now.is_below_own_state(path)}
+            for paths in (now.unknown, now.code.conditions, found.lost)
         )
+        unknown |= now.orders
         what_is_lost = [
             *(findings.unseen(path, why, now, found.records) for path, why in unknown.items()),
             *(findings.code(path, why) for path, why in code.items() if is_called(path, now)),
-            *(findings.code(path, DRAWN) for path in drawing_in_traces(now, traces_step=traces_step)),
-            *map(findings.traced, self._changed_after_a_trace(now, found)),
+            *(
+                findings.code(path, DRAWN)
+                for path in drawing_in_traces(now, traces_step=not self._fit.model.run_eagerly)
+            ),
+            *map(findings.traced, self._changed_after_a_trace(now, [*found.records, *found.lost])),
             *findings.not_restored(lost),
             *(findings.lost(path, _ADAPTED) for path in self._adapted_again(now)),
             *self._readers_of_the_input(now),
             *self._changed_after_a_copy(now, found),
         ]
-        own = (node.value for node in now.nodes.values() if node.kind == "variable")
+        own = now.variables.values()
         self.variable_keys = {variables.key(c) for variable in own for c in variables.components(variable)}
-        tensors = {**found.tensors, _DESCRIPTION: self._tensor}
-        records, topics = found.records, dict[str, JSON]()
-        if self._traced:
-            last, since = self._traced[-1], changes.changes_between(*self._since_trace(now))
-            topics["traced"] = last.records
-            # What has its first value again, and had another one when it was traced, is put back after the trace.
-            records = {**{path: since.records[path] for path in last.records.keys() & since.records}, **records}
-            tensors = {**since.tensors, **last.tensors, **tensors}
-        self._note_changed(records)
-        topics.update({"changed": records} if records else {})
-        return Piece(topics, tensors, tuple(what_is_lost))
+        topics = dict[str, JSON]({"changed": found.records} if found.records else {})
+        if self._last_trace is not None:
+            topics["traced"] = self._last_trace
+        self._note_changed(found.records)
+        return Piece(topics, {**found.tensors, _DESCRIPTION: self._tensor}, tuple(what_is_lost))
 
     def note_earlier_fit(self, backup: Saved) -> None:
         """Compares what a backup holds with the start of the first fit of this process, if this is a later one."""
         saved = (backup.mine.state.get("changed") or {}).keys()
-        before, now = self._changed_before, self._start.nodes
-        holders = _holders(saved, before) & before.keys()
+        holders = _holders(saved, self._changed_before) & {key.rstrip("/") for key in self._changed_before}
         if holders:
-            nodes = {path: node for path, node in now.items() if holders.isdisjoint(with_parents(path))}
-            self._start.nodes = {**nodes, **recalled(_below(holders, before), now)}
+            self._start.recall(holders, self._changed_before)
         self._note_changed(saved)
 
-    def _note_changed(self, paths: Collection[str]) -> None:
+    def _note_changed(self, keys: Collection[str]) -> None:
         """Keeps how what a backup holds was at the start, for a later fit of this process."""
-        holders = _holders(paths, self._start.nodes) - self._changed.keys()
+        holders = _holders(keys, self._start.digests) - {key.rstrip("/") for key in self._changed}
         if holders:
-            changed = _below(holders, self._start.nodes)
-            self._changed.update({path: remembered(node) for path, node in changed.items()})
+            self._changed.update(self._start.remembered(holders))
 
-    def _since_trace(self, now: Found) -> tuple[Found, Found]:
-        """Returns what had changed when the step was last traced: as it was then, and as it is now."""
-        paths = self._traced[-1].records.keys()
-        if not paths:
-            return Found(), Found()
-        then, present = (
-            Found(nodes={p: node for p, node in found.nodes.items() if any(q in paths for q in with_parents(p))})
-            for found in (self._last_trace, now)
-        )
-        return then, present
-
-    def _trace_as_before(
-        self,
-        traced: Mapping[str, JSON] | None,
-        saved: Mapping[str, JSON],
-        tensors: Mapping[str, np.ndarray[Any, Any]],
-    ) -> list[Finding]:
-        """Traces the train step with the values that the interrupted run had when it traced its own.
+    def _trace_as_before(self, saved: Saved, records: Mapping[str, JSON]) -> list[Finding]:
+        """Traces the train step, before what changed later is restored.
 
         Args:
-            traced: What had changed by then; None if it was never traced.
-            saved: What had changed when the backup was taken, and is restored next.
-            tensors: Of the backup.
+            saved: What is restored; numbers and the like that had changed when the interrupted run traced its step are
+                put back first as they were then.
+            records: What had changed when the backup was taken.
 
         Returns:
             Conditions under which the trace is the same.
         """
-        if self._fit.model.run_eagerly or traced is None:
+        if self._fit.model.run_eagerly or "traced" not in saved.mine.state:
             return []
-        wanted = {path: record[1] for path, record in traced.items()}
-        if not self._is_traced():
-            if not wanted and not self._reads_any(saved):
-                return []  # the first step will trace the same
+        traced, early = (saved.mine.state["traced"][name] for name in ("digests", "values"))
+        if self._is_traced():
+            self.note_trace()
+            if self._last_trace is not None and self._last_trace["digests"] == traced:
+                return []
+        elif not traced and not self._reads_any(records):
+            return []  # the first step will trace the same
+        changed = changes.changed(self._start, self._look(only_traced=True))
+        self._put_back_start(set(changed) - early.keys())
+        changes.restore(early, {}, self._look)
+        now = traced
+        try:
             if not self._trace():
                 return []  # a function that is opaque, which is a condition already
-        self.note_trace()
-        if self._traced[-1].digests != wanted:
-            changed = changes.changes_between(self._start, self._walk()).records
-            self._put_back_start(changed.keys() - wanted.keys())
-            restoring.restore(traced, tensors, self._walk())
-            self._trace()
-            self._note_trace()
-        now = self._traced[-1].digests
-        differing = [path for path in dict.fromkeys([*wanted, *now]) if wanted.get(path) != now.get(path)]
+            self.note_trace()
+            now = self._last_trace["digests"]
+        except Exception:
+            if not (traced or changed):
+                raise
+            now = dict.fromkeys([*traced, *changed])
+            self._fit.model.make_train_function(force=True)
+        self._put_back_start(early.keys() - records.keys())
+        differing = [key for key in dict.fromkeys([*traced, *now]) if traced.get(key) != now.get(key)]
         return list(map(findings.traced, differing))
 
-    def _put_back_start(self, paths: Collection[str]) -> None:
-        """Gives values that a callback has changed in this epoch already those of the start."""
-        for path in paths:
-            node = self._start.nodes.get(path)
-            if node is not None and node.kind == "value" and node.slot is not None:
-                node.slot.bind(node.value)
+    def _put_back_start(self, keys: Collection[str]) -> None:
+        """Gives places that hold numbers and the like the values that they had at the start."""
+        for key in keys:
+            place, value = self._start.place_at(key), self._start.value_at(key)
+            if place is not None and is_immutable(value):
+                place.bind(value)
 
     def _trace(self) -> bool:
         self._fit.model.make_train_function(force=True)
@@ -216,11 +203,11 @@ class UserState(Part):
     def _is_traced(self) -> bool:
         """Returns whether the train function in use was traced since the start."""
         model = self._fit.model
-        return bool(graphs.traces(model)) and self._first_trace != (model.train_function, self._counter.count())
+        return bool(graphs.traces(model)) and self._first_trace != (model.train_function, self._counter.count()[0])
 
-    def _reads_any(self, saved: Mapping[str, JSON]) -> bool:
-        nodes = self._walk(only_traced=True).nodes
-        return any(path in nodes or parent_of(path)[0] in nodes for path in saved)
+    def _reads_any(self, records: Mapping[str, JSON]) -> bool:
+        found = self._look(only_traced=True)
+        return any(key in found.digests or parent_of(key)[0] in found.objects for key in records)
 
     def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
         """Puts back what was saved, and compares what the script says with what it said then."""
@@ -230,10 +217,12 @@ class UserState(Part):
 
     def adopt(self, saved: Saved) -> list[Finding]:
         """Puts back what was saved."""
-        records, traced = saved.mine.state.get("changed") or {}, saved.mine.state.get("traced")
+        records = saved.mine.state.get("changed") or {}
+        found: list[Finding] = []
         if self._compiled.is_not_restored:  # then the script's optimizer has no variables for layers frozen in training
-            records, traced = {path: r for path, r in records.items() if not path.endswith("/_trainable")}, None
-        found = self._trace_as_before(traced, records, saved.mine.tensors)
+            records = {path: record for path, record in records.items() if not path.endswith("/_trainable")}
+        else:
+            found = self._trace_as_before(saved, records)
         found += self._put_back(records, saved.mine.tensors)
         if self._start.with_own_state:  # their `set_state` may have changed what the model holds
             self._listed_variables.put_back()
@@ -245,10 +234,10 @@ class UserState(Part):
         if not saved and not self._start.with_own_state:
             set_states()
             return []
-        shared_with_input = self.input.shared_with(self._walk())
-        failed, others = restoring.restore_and_compare(saved, tensors, self._walk, set_states)
-        now = self._walk().nodes if shared_with_input else {}
-        replaced = [path for path, value in shared_with_input.items() if path in now and now[path].value is not value]
+        shared_with_input = self.input.shared_with(self._look())
+        failed, others = changes.restore_and_compare(saved, tensors, self._look, set_states)
+        now = self._look() if shared_with_input else None
+        replaced = [path for path, value in shared_with_input.items() if now and now.value_at(path) is not value]
         return [*findings.not_restored(failed), *findings.set_otherwise([*others, *replaced])]
 
     def _edits(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[Finding]:
@@ -267,21 +256,26 @@ class UserState(Part):
             self._note_trace()
 
     def _note_trace(self) -> None:
-        model = self._fit.model
-        if model.train_function is not self._function:
-            self._traced = []
-        self._function, self._trace_count = model.train_function, self._counter.count()
-        self._last_trace = self._walk(only_traced=True)
-        digests = _digests(self._last_trace.nodes, self._last_trace.nodes)
-        self._runs.traced = reference(self._function), (*self._traces(), digests)
-        found = changes.changes_between(self._start, self._last_trace, "traced")
-        self._traced.append(found)
+        model, counts = self._fit.model, self._counter.count()
+        is_another = model.train_function is not self._function
+        is_of_training = is_another or counts[0] != self._trace_count[0]
+        self._traced = [] if is_another else self._traced
+        self._function, self._trace_count = model.train_function, counts
+        found = self._look(only_traced=True)
+        self._runs.traced = reference(self._function), (*self._traces(), found.digests)
+        digests = {key: found.digest_at(key) or "" for key in changes.changed(self._start, found)}
+        self._traced.append(digests)
+        if is_of_training:
+            records = changes.changes_between(self._start, found).records.items()
+            values = {key: record for key, record in records if is_immutable(found.value_at(key))}
+            self._last_trace = {"digests": digests, "values": values}
 
-    def _walk(self, *, only_traced: bool = False) -> Found:
-        roots = _roots_of(self._fit, self._callbacks, compiled=not self._compiled.is_another)
-        roots = {path: root for path, root in roots.items() if root.is_traced or not only_traced}
-        policy = dataclasses.replace(self._policy(), is_asserted=self._is_asserted)
-        return walk(roots, policy, start=self._start if self._start.nodes else None)
+    def _look(self, *, only_traced: bool = False) -> Look:
+        roots = {path: root for path, root in self._roots().items() if root.is_traced or not only_traced}
+        return look_at(roots, dataclasses.replace(self._policy(), is_asserted=self._is_asserted), start=self._start)
+
+    def _roots(self) -> dict[str, Root]:
+        return _roots_of(self._fit, self._callbacks, compiled=not self._compiled.is_another)
 
     def _is_asserted(self, value: Any) -> bool:
         return is_asserted(value) or self.input.holds(value)
@@ -292,14 +286,13 @@ class UserState(Part):
     def _saved_keys(self) -> set[int]:
         """Returns the keys of the variables that other parts save."""
         listed = variables.variable_set(self._fit.model).keys
-        return {*listed, *self._step.keys} if self._start.nodes else {*listed}  # at the start, no step has made any
+        return {*listed, *self._step.keys} if self._is_begun else {*listed}  # at the start, no step made any
 
-    def _readers_of_the_input(self, now: Found) -> list[Finding]:
+    def _readers_of_the_input(self, now: Look) -> list[Finding]:
         """Callbacks that could read a dataset whose passes differ; one of the input's would change its order too."""
-        datasets = {path: node.value for path, node in now.nodes.items() if node.kind == "dataset"}
-        shuffled = {id(stage) for stage in pipeline.seeded_reshuffles(self._fit.data)} if datasets else set()
+        shuffled = {id(stage) for stage in pipeline.seeded_reshuffles(self._fit.data)} if now.datasets else set()
         found = []
-        for path, dataset in datasets.items():
+        for path, dataset in now.datasets.items():
             owner, place = words(path)
             if shuffled & set(map(id, pipeline.reshuffling_stages(dataset))):
                 found.append(Finding("reshuffled-by-reader", owner, (place,)))
@@ -307,13 +300,12 @@ class UserState(Part):
                 found.append(Finding("passes-of-reader", owner, (place,)))
         return found
 
-    def _changed_after_a_copy(self, now: Found, found: changes.Changes) -> list[Finding]:
+    def _changed_after_a_copy(self, now: Look, found: changes.Changes) -> list[Finding]:
         """Arrays that training has changed, of which a resumed fit would copy other values for its validation."""
         copied = self._fit.copied_by_validation
         changed = []
         for path in found.records if copied else ():
-            node = now.node(path)
-            array = None if node is None else node.value
+            array = now.value_at(path)
             if static.is_a(array, np.ndarray) and any(np.may_share_memory(array, other) for other in copied):
                 owner, place = words(path)
                 changed.append(Finding("validation-copied", owner, (place,)))
@@ -324,42 +316,36 @@ class UserState(Part):
             self._differing[dataset] = input_inspection.passes_differ(dataset)
         return self._differing[dataset]
 
-    def _changed_after_a_trace(self, now: Found, found: changes.Changes) -> list[str]:
+    def _changed_after_a_trace(self, now: Look, changed: Iterable[str]) -> list[str]:
         """Values that a function of TensorFlow's may have read before they changed."""
-        paths = [*self._unlike_in_traces(now), *changed_since_traced(now, found)]
-        return list(dict.fromkeys(paths))
+        paths = [*self._unlike_in_traces(now), *changed_since_traced(now, changed)]
+        return list(dict.fromkeys(path.removesuffix("/") for path in paths))
 
-    def _unlike_in_traces(self, now: Found) -> list[str]:
+    def _unlike_in_traces(self, now: Look) -> list[str]:
         """Values that several traces of the step may have read, each another one."""
         if not self._traced:
             return self._unlike_since_an_earlier_fit(now)
-        if len(self._traced) < 2:
-            return [path for found in self._traced for path in found.lost if may_be_traced(path, now)]
-        digests = [found.digests for found in self._traced]
-        paths = dict.fromkeys(path for found in digests for path in found)
-        unlike = [path for path in paths if len({found.get(path) for found in digests}) > 1]
-        lost = [path for found in self._traced for path in found.lost]
-        return [path for path in dict.fromkeys([*unlike, *lost]) if may_be_traced(path, now)]
+        keys = dict.fromkeys(key for found in self._traced for key in found)
+        unlike = [key for key in keys if len({found.get(key) for found in self._traced}) > 1]
+        return [key for key in unlike if may_be_traced(key, now)]
 
-    def _adapted_again(self, now: Found) -> list[str]:
+    def _adapted_again(self, now: Look) -> list[str]:
         """The preprocessing layers of which training has called `adapt`: what they derive is not in their variables."""
-        found = []
-        for path, before in self._adapted.items():
-            node = now.nodes.get(path)
-            is_there = node is not None and library_state.can_adapt(node.value)
-            if node is not None and is_there and library_state.is_adapted_otherwise(node.value, before):
-                found.append(path)
-        return found
+        layers = {path: now.objects.get(path) for path in self._adapted}
+        return [
+            path
+            for path, before in self._adapted.items()
+            if library_state.can_adapt(layers[path]) and library_state.is_adapted_otherwise(layers[path], before)
+        ]
 
-    def _unlike_since_an_earlier_fit(self, now: Found) -> list[str]:
+    def _unlike_since_an_earlier_fit(self, now: Look) -> list[str]:
         """Values that the step read when it was traced in an earlier `fit()`, and that are others now."""
         if self._fit.model.run_eagerly or not graphs.traces(self._fit.model):
             return []
-        traced = [path for path, node in now.nodes.items() if node.is_traced]
-        then = self._earlier or [_digests(traced, self._start.nodes)]
-        found = _digests(traced, now.nodes)
-        unlike = [path for path in traced if any(known.get(path, found[path]) != found[path] for known in then)]
-        return [path for path in unlike if may_be_traced(path, now)]
+        then = self._earlier or [{key: self._start.digests[key] for key in now.traced & self._start.digests.keys()}]
+        found = {key: now.digests[key] for key in now.digests if key in now.traced}
+        unlike = [key for key in found if any(known.get(key, found[key]) != found[key] for known in then)]
+        return [key for key in unlike if may_be_traced(key, now)]
 
     def _traces(self) -> tuple[dict[str, str], ...]:
         """Returns what the traces of the train function, those of earlier fits included, may have read."""
@@ -389,24 +375,16 @@ def _roots_of(fit: RunningFit, callbacks: Mapping[str, Any], *, compiled: bool) 
 _ADAPTED = "training has called adapt() of this layer; call it before fit()"
 
 
-def is_called(path: str, now: Found) -> bool:
+def is_called(path: str, now: Look) -> bool:
     """Returns whether a function may be called in training: of a plain class of the user's, other code names it."""
     above, name = parent_of(path)
-    owner = now.nodes.get(above)
-    if owner is None or not static.is_a(owner.value, type) or name.startswith("__"):
+    owner = now.objects.get(above)
+    if owner is None or not static.is_a(owner, type) or name.startswith("__"):
         return True
-    extends_library = any(is_library(base.__module__) for base in owner.value.__mro__[:-1])
-    return extends_library or name in now.names or "getattr" in now.names
+    extends_library = any(is_library(base.__module__) for base in owner.__mro__[:-1])
+    return extends_library or name in now.code.names or "getattr" in now.code.names
 
 
-def _holders(paths: Collection[str], nodes: Mapping[str, Node]) -> set[str]:
-    """Returns what holds the values at paths: of what is not among nodes, what is above."""
-    return {path if path in nodes else parent_of(path)[0] for path in paths}
-
-
-def _digests(paths: Iterable[str], nodes: Mapping[str, Node]) -> dict[str, str]:
-    return {path: changes.digest_of(nodes[path]) for path in paths if path in nodes}
-
-
-def _below(holders: set[str], nodes: Mapping[str, Node]) -> dict[str, Node]:
-    return {path: node for path, node in nodes.items() if not holders.isdisjoint(with_parents(path))}
+def _holders(keys: Collection[str], known: Collection[str]) -> set[str]:
+    """Returns what holds the values at paths: of what is not known, what is above."""
+    return {key.rstrip("/") if key in known else parent_of(key)[0] for key in keys}

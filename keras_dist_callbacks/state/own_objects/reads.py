@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from keras_dist_callbacks.base import static
-from keras_dist_callbacks.state.user_state.libraries import is_library
+from keras_dist_callbacks.state.own_objects.libraries import is_library
 
 _DYNAMIC = frozenset(
     [

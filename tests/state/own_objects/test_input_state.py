@@ -16,9 +16,9 @@ import sklearn.utils
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.state.user_state import input_state
-from keras_dist_callbacks.state.user_state.walk import walk
-from keras_dist_callbacks.state.user_state.walker import Policy, Root
+from keras_dist_callbacks.state.own_objects import input_objects
+from keras_dist_callbacks.state.own_objects.kinds import look_at
+from keras_dist_callbacks.state.own_objects.look import Policy, Root
 from tests.support import tiny
 
 
@@ -350,8 +350,10 @@ def test_whether_reading_may_draw_from_shared_random_states_is_seen(
             np.random.shuffle(self.indices)
 
     policy = Policy(is_asserted=lambda value: False, own_state=lambda value: None, saved_keys=frozenset)
-    found = walk({"input": Root(Steps())}, policy)
-    assert (input_state._uncompared_path(found) is None and input_state._doubt_about_code(found) is None) is is_known
+    found = look_at({"input": Root(Steps())}, policy)
+    assert (
+        input_objects._uncompared_path(found) is None and input_objects._doubt_about_code(found) is None
+    ) is is_known
 
 
 class LoadsImages(Batches):
@@ -367,5 +369,5 @@ class Augments(Batches):
 
 @pytest.mark.parametrize(("kind", "why"), [(LoadsImages, "may read files"), (Augments, "may draw random numbers")])
 def test_the_condition_of_a_pydataset_tells_files_from_random_numbers(kind: type[Batches], why: str) -> None:
-    found = walk({"input": Root(kind())}, Policy(lambda value: False, lambda value: None, lambda value: False))
-    assert why in str(input_state._doubt_about_code(found))
+    found = look_at({"input": Root(kind())}, Policy(lambda value: False, lambda value: None, lambda value: False))
+    assert why in str(input_objects._doubt_about_code(found))
