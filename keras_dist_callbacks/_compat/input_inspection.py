@@ -25,11 +25,13 @@ class PythonCode(NamedTuple):
         is_dataset: It is a PyDataset.
         is_ahead: It may run while states are put back, or in no fixed order: a plain generator's thread draws
             meanwhile, of parallel calls no one orders the draws, a cache is filled again in a later epoch.
+        functions: The functions of stages in which it is; none of other inputs.
     """
 
     name: str
     is_dataset: bool = False
     is_ahead: bool = False
+    functions: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,8 @@ def _python(stages: list[Any], dataset: Any) -> Iterator[PythonCode]:
         is_ahead = False
     if any(pipeline.is_before_a_cache(stage, dataset) for stage in found):
         name, is_ahead = f"{name} before a cache()", True
-    yield PythonCode(name, is_ahead=is_ahead)
+    functions = tuple(function for stage in found for function in pipeline.functions_of(stage))
+    yield PythonCode(name, is_ahead=is_ahead, functions=functions)
 
 
 def _loose_orders(dataset: Any, stages: list[Any]) -> Iterator[tuple[str, ...]]:

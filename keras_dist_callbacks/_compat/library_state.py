@@ -142,8 +142,16 @@ def _is_hook_of_ours(item: Any) -> bool:
     return type(owner).__module__.startswith("keras_dist_callbacks.")
 
 
-_MARKS = ("_self_", "_kdc_", "_obj_reference_counts", "_tf_api_names", "_auto_config")
+_MARKS = (
+    *("_self_", "_kdc_", "_obj_reference_counts", "_tf_api_names", "_auto_config"),
+    *("ag_dnc_wrapper__", "autograph_info__", "_tf_decorator"),
+)
 """Beginnings of the names that TensorFlow, Keras and this package set from outside."""
+
+
+def is_mark(name: str) -> bool:
+    """Returns whether an attribute of a function or an object is one that TensorFlow, Keras or this package sets."""
+    return name.startswith(_MARKS)
 
 
 def is_set_by_library(owner: Any, name: str) -> bool:

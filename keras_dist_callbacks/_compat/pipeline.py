@@ -348,11 +348,12 @@ def _draws(stage: Any) -> bool:
 
 def python_functions(dataset: Any) -> list[Any]:
     """Returns the Python functions that the stages were given, such as that of `map`."""
-    found = [function for stage in stages(original(dataset)) for function in _python_functions(stage)]
+    found = [function for stage in stages(original(dataset)) for function in functions_of(stage)]
     return list({id(function): function for function in found}.values())
 
 
-def _python_functions(stage: Any) -> list[Any]:
+def functions_of(stage: Any) -> list[Any]:
+    """Returns the Python functions that a stage was given."""
     return [f._func for f in _functions(stage) if callable(getattr(f, "_func", None))]
 
 
@@ -508,7 +509,7 @@ def call_of(stage: Any) -> str:
     kind = kind_of(stage)
     if kind == "FlatMap" and any("Generator" in op for op in function_stages(stage)):
         return "Dataset.from_generator"
-    given = _python_functions(stage)
+    given = functions_of(stage)
     size = tf.get_static_value(getattr(stage, _SIZES.get(kind, ""), None))
     arguments = static.place_in_script(given[0]) if given else [] if size is None or size < 0 else [str(size)]
     return f"{method_of(kind)}({', '.join(arguments)})" if arguments else method_of(kind)

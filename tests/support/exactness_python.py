@@ -142,7 +142,8 @@ if importlib.util.find_spec("torch"):
     INPUTS["DataLoader with a generator"] = partial(loader, 5)
 
 SAYS = PYTHON_CODE + "|PyDataset|EpochDataset|DataLoader"
+EXACT = ("that shuffles itself", "without any state")
 PYTHON_CASES: dict[str, Case] = {
-    name: of_rows("exact", make) if "that shuffles itself" in name else of_rows("exact if", make, SAYS)
+    name: of_rows("exact", make) if any(w in name for w in EXACT) else of_rows("exact if", make, SAYS)
     for name, make in INPUTS.items()
 }

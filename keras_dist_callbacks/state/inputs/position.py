@@ -8,7 +8,7 @@ the interrupted epoch; its batches that were trained are dropped by `run/fit_res
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,6 +45,9 @@ class InputCode(Protocol):
     @property
     def doubt(self) -> str | None:
         """Why the batches of a PyDataset may be others when an epoch is read again; None if nothing was found."""
+
+    def are_pure(self, functions: Sequence[Any]) -> bool:
+        """Whether functions of a pipeline neither hold nor change nor draw anything."""
 
 
 class DataPosition(Part):
@@ -365,14 +368,14 @@ class DataPosition(Part):
         """Python code that is not declared stateless."""
         found: list[PythonCode] = []
         if not (self._source_state and self._source_state.is_all) and not is_stateless(self._source):
-            found += self.hides.hidden.python
+            found += [code for code in self.hides.hidden.python if not self._code.are_pure(code.functions)]
         found += [
             PythonCode(f"the function of {type(callback).__name__}")
             for callback in self._addressing
             if not is_stateless(callback.fn)
         ]
         if not is_stateless(self._validation):
-            of_validation = self.hides.validation.python
+            of_validation = [code for code in self.hides.validation.python if not self._code.are_pure(code.functions)]
             found += [code._replace(name=f"{code.name} of the validation data") for code in of_validation]
         return list(dict.fromkeys(found))
 

@@ -45,7 +45,8 @@ def visit_function(look: Look, path: str, value: types.FunctionType) -> None:
     for name, cell in cells:
         look.slot(join(path, f"closure {name}"), Place("cell", cell), cell.cell_contents)
     for name, item in vars(value).items():
-        look.slot(join(path, name), Place("attribute", value, name), item)
+        if not library_state.is_mark(name):
+            look.slot(join(path, name), Place("attribute", value, name), item)
     _visit_globals(look, path, value, reads)
 
 

@@ -63,6 +63,9 @@ class InputState(Part):
         self.start = look_at(roots, of_input)
         self._roots = {path: root for path, root in roots.items() if static.is_a(root.value, keras.utils.PyDataset)}
         self._held = [root.value for root in self._roots.values()]
+        functions = {path: root for path, root in roots.items() if type(root.value) is types.FunctionType}
+        self._functions = {p: root for p, root in functions.items() if not is_library(root.value.__module__)}
+        self._functions_begun = self._look(self._functions)
         weights = fit.argument("class_weight")
         if "input" in self._roots and weights is not None:  # Keras looks them up for each batch
             self._roots["class_weight"] = Root(weights)
@@ -144,6 +147,16 @@ class InputState(Part):
         if self._has_changed:
             return "reading a batch changes its state"
         return _doubt_about_code(self._begun)
+
+    def are_pure(self, functions: Sequence[Any]) -> bool:
+        """Whether functions of a pipeline neither hold nor change nor draw anything, as far as can be seen."""
+        known = [root.value for root in self._functions.values()]
+        if not functions or any(all(function is not other for other in known) for function in functions):
+            return False
+        found = self._look(self._functions)
+        holds = found.mutable or found.code.stored or found.code.filled or found.code.drawing
+        is_same = found.digests == self._functions_begun.digests  # they may run ahead of what changes a number
+        return not holds and is_same and _uncompared_path(found) is None and _doubt_about_code(found) is None
 
     def _found(self) -> list[Finding]:
         """On what else it depends that the batches are the same."""

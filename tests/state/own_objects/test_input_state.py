@@ -371,3 +371,67 @@ class Augments(Batches):
 def test_the_condition_of_a_pydataset_tells_files_from_random_numbers(kind: type[Batches], why: str) -> None:
     found = look_at({"input": Root(kind())}, Policy(lambda value: False, lambda value: None, lambda value: False))
     assert why in str(input_objects._doubt_about_code(found))
+
+
+FACTOR = 2.0
+CALLS = [0]
+
+
+def doubled(rows: Any) -> Any:
+    return np.asarray(rows) * 2
+
+
+def counted(rows: Any) -> Any:
+    CALLS[0] += 1
+    return np.asarray(rows) * CALLS[0]
+
+
+def scaled(rows: Any) -> Any:
+    return np.asarray(rows) * FACTOR
+
+
+def noised(rows: Any) -> Any:
+    return np.asarray(rows) + np.random.normal()
+
+
+class ChangesFactor(keras.callbacks.Callback):  # type: ignore[misc]
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        global FACTOR
+        FACTOR = 2.0 + epoch
+
+
+@pytest.mark.in_gate(2)
+@pytest.mark.slow  # complete fits
+@pytest.mark.parametrize("changes", [False, True], ids=["", "a callback changes a number"])
+@pytest.mark.parametrize(
+    ("function", "verdict"), [(doubled, "exact"), (counted, "exact if"), (noised, "exact if"), (scaled, "exact")]
+)
+def test_a_function_that_holds_and_draws_nothing_is_no_condition_of_a_parallel_map(
+    function: Any, verdict: str, changes: bool, tmp_path: Path
+) -> None:
+    def fit(*callbacks: Any) -> keras.Model:
+        global FACTOR
+        keras.utils.set_random_seed(5)
+        FACTOR, CALLS[0] = 2.0, 0
+        x, y = tiny.data()
+        rows = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x), seed=3)
+
+        def mapped(a: Any, b: Any) -> Any:
+            return tf.ensure_shape(tf.py_function(function, [a], tf.float32), (6,)), b
+
+        model = tiny.model()
+        data = rows.map(mapped, num_parallel_calls=tf.data.AUTOTUNE).batch(8)
+        model.fit(
+            data, epochs=3, shuffle=False, verbose=0, callbacks=[*([ChangesFactor()] if changes else []), *callbacks]
+        )
+        return model
+
+    with pytest.raises(tiny.Stop):
+        fit(kdc.BackupAndRestore(tmp_path, save_freq=1), tiny.StopAt(1, 2))
+    backup = kdc.BackupAndRestore(tmp_path)
+    resumed = fit(backup)
+    assert backup.restored is not None
+    expected = "exact if" if changes and function is scaled else verdict
+    assert backup.restored.verdict == expected, backup.restored
+    if expected == "exact":
+        tiny.assert_same(resumed, fit())
