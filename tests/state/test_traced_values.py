@@ -473,3 +473,51 @@ def test_state_of_a_layer_that_the_step_uses_and_keras_does_not_list_comes_back(
     found, restored = interrupted_and_resumed(fit, tmp_path, (2, 3))
     assert all(map(np.array_equal, found, reference))
     assert restored.verdict == "exact", restored
+
+
+class Unfreezes(keras.callbacks.Callback):
+    """Unfreezes one more layer in each epoch, without compile(): the step that is traced does not train it."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch:
+            self.model.layers[epoch - 1].trainable = True
+
+
+def test_a_step_that_cannot_be_traced_as_it_is_now_does_not_end_the_resume(tmp_path: Path) -> None:
+    """The optimizer has no variables for the layers; validation has traced, too, when they were frozen."""
+
+    def fit(*callbacks: Any) -> keras.Model:
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((6,)), *(keras.layers.Dense(5) for _ in range(3)), keras.layers.Dense(1)])
+        for layer in model.layers[:3]:
+            layer.trainable = False
+        model.compile(keras.optimizers.Adam(0.02), "mse")
+        tiny.fit(model, None, [Unfreezes(), *callbacks], epochs=4, validation_data=tiny.data())
+        return model
+
+    reference = fit()
+    resumed, restored = interrupted_and_resumed(fit, tmp_path, (2, 3))
+    tiny.assert_same(resumed, reference)
+    assert restored.verdict in ("exact", "exact if"), restored
+
+
+class Activates(keras.callbacks.Callback):
+    """Gives a layer of Keras' another function; only the second epoch traces the step again."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 1:
+            self.model.make_train_function(force=True)
+        self.model.layers[0].activation = keras.activations.elu if epoch % 2 else keras.activations.relu
+
+
+def test_another_activation_of_a_layer_is_named(tmp_path: Path) -> None:
+    def fit(*callbacks: Any) -> None:
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, "relu"), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        tiny.fit(model, None, [Activates(), *callbacks], epochs=4)
+
+    _, restored = interrupted_and_resumed(fit, tmp_path, (2, 3))
+    assert restored.verdict != "exact"
+    assert "activation" in str((restored.notes, restored.conditions))

@@ -284,20 +284,20 @@ class _Objects:
 
     def _place(self, key: str) -> Place:
         """Returns a place, be it one that this process has not set yet."""
-        above, name = parent_of(key)
         place = self._now.place_at(key)
-        if place is None and key in self._now.places:
+        if place is not None:
+            return place
+        above, name = parent_of(key)
+        if key in self._now.places or name.startswith("__"):
             raise LookupError("it cannot be set")
-        if place is None and above in self._now.namespaces:
-            place = Place("global", self._now.namespaces[above], name)
-        if place is None and above in self._now.objects and not name.startswith("__"):
-            place = Place("attribute", self._now.objects[above], name.removeprefix("."))
-        if place is None and not name.startswith("__"):  # of a module or a class of a library, which have no path
-            beside = next((p for path, p in self._now.places.items() if p and parent_of(path)[0] == above), None)
-            place = None if beside is None else beside._replace(key=name)
-        if place is None:
-            raise LookupError(_NOT_THERE)
-        return place
+        if above in self._now.namespaces:
+            return Place("global", self._now.namespaces[above], name)
+        if above in self._now.objects:
+            return Place("attribute", self._now.objects[above], name.removeprefix("."))
+        for path, beside in self._now.places.items():  # of a module or a class of a library, which have no path
+            if beside is not None and parent_of(path)[0] == above:
+                return beside._replace(key=name)
+        raise LookupError(_NOT_THERE)
 
     def decode(self, record: JSON) -> Any:
         """Returns what a record stands for."""

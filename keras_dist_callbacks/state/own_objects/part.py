@@ -183,7 +183,7 @@ class UserState(Part):
         except Exception:
             if not (traced or changed):
                 raise
-            now = dict.fromkeys([*traced, *changed])
+            now = dict.fromkeys([*traced, *changed], "")
             self._fit.model.make_train_function(force=True)
         self._put_back_start(early.keys() - records.keys())
         differing = [key for key in dict.fromkeys([*traced, *now]) if traced.get(key) != now.get(key)]

@@ -942,3 +942,22 @@ def test_what_several_new_objects_share_they_share_again() -> None:
     assert not lost
     assert theirs.one.held is theirs.two["held"] is theirs.first
     assert (theirs.first, theirs.shared) == ([1], [1, 2])
+
+
+def test_an_object_that_leaves_its_place_to_a_new_one_stays_itself() -> None:
+    def act(holder: Any) -> None:
+        holder.log.append(1)
+        holder.log = holder.log[-1:]
+        holder.source = holder.log
+        holder.front, holder.back = holder.back, holder.front
+        holder.front[0] = 7.0
+
+    def make() -> Holder:
+        history = [0]
+        return Holder(log=history, history=history, source=history, front=np.zeros(2), back=np.ones(2))
+
+    _, theirs, lost = carried_over(make, act)
+    assert not lost
+    assert (theirs.history, theirs.log) == ([0, 1], [1])
+    assert theirs.source is theirs.log
+    assert (theirs.front.tolist(), theirs.back.tolist()) == ([7.0, 1.0], [0.0, 0.0])
