@@ -829,17 +829,23 @@ class Labelled(collections.deque[int]):
     __slots__ = ("label",)
 
 
+class Tags(set[str]):
+    """A set of the user's."""
+
+
 def test_new_containers_of_the_users_are_made_again() -> None:
     def act(holder: Any) -> None:
         holder.counted, holder.labelled = Counted([1, 2]), Labelled([3])
         holder.counted.total, holder.labelled.label = 5, "a"
         holder.again = holder.counted
+        holder.tags = Tags(["a"])
 
-    _, theirs, lost = carried_over(lambda: Holder(kinds=[Counted, Labelled]), act)
+    _, theirs, lost = carried_over(lambda: Holder(kinds=[Counted, Labelled, Tags]), act)
     assert not lost
     assert (type(theirs.counted), list(theirs.counted), theirs.counted.total) == (Counted, [1, 2], 5)
     assert (type(theirs.labelled), list(theirs.labelled), theirs.labelled.label) == (Labelled, [3], "a")
     assert theirs.again is theirs.counted
+    assert (type(theirs.tags), theirs.tags) == (Tags, {"a"})
 
 
 def test_a_new_dict_whose_items_are_its_attributes_is_not_made_again() -> None:

@@ -671,3 +671,35 @@ def test_what_a_function_with_a_gradient_of_its_own_reads_is_found() -> None:
     now = looked_at(holder, start)
     (path,) = changes_between(start, now).records
     assert path.endswith("/closure box/")
+
+
+def test_what_an_earlier_resume_has_restored_is_saved_again_though_nothing_changed_it_since(tmp_path: Path) -> None:
+    class InFirstEpoch(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen, self.best = [0], None
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if self.params["epochs"] and int(self.model.optimizer.iterations) < tiny.STEPS:
+                self.seen.append(batch)
+                self.best = Holder(rates=[self.seen, batch])
+            self.model.optimizer.learning_rate = 0.01 * len(self.seen) + 0.001 * len(self.best.rates[0])
+
+    def fit(*callbacks: Any) -> tuple[keras.Model, Any]:
+        model, callback = tiny.model(), InFirstEpoch()
+        tiny.fit(model, None, [callback, *callbacks], epochs=5)
+        return model, callback
+
+    for epoch in (1, 2, 3):
+        with pytest.raises(tiny.Stop):
+            fit(
+                kdc.BackupAndRestore(tmp_path, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait")),
+                tiny.StopAt(epoch, 1),
+            )
+    backup = kdc.BackupAndRestore(tmp_path)
+    (resumed, callback), (reference, expected) = fit(backup), fit()
+    assert backup.restored is not None
+    assert backup.restored.verdict == "exact", backup.restored
+    assert callback.seen == expected.seen
+    assert callback.best.rates[0] is callback.seen
+    tiny.assert_same(resumed, reference)
