@@ -85,6 +85,8 @@ class Answer:
 
     def find(self, value: Any, path: str, tensors: dict[str, SharedTensor]) -> JSON | None:
         """See `References`."""
+        if isinstance(value, set | frozenset) and not keeps_order(value):
+            raise UnstorableError(f"{path}: the order of this set is not kept; use a sorted list")
         if isinstance(value, np.generic | list | tuple | set | frozenset | collections.deque | dict):
             return None
         if isinstance(value, Mapping):
@@ -189,8 +191,6 @@ def _container(value: Any, where: str, tensors: dict[str, SharedTensor], find: R
         pairs = [[encode(k, f"{place}/~", tensors, find, depth), item] for k, place, item in items]
         return {"$dict": pairs} if kind is None else {"$mapping": [kind, pairs]}
     items = static.contents(value)
-    if issubclass(cls, set | frozenset) and not keeps_order(value):
-        raise UnstorableError(f"{where}: the order of this set is not kept; use a sorted list")
     numbers = _as_array(items)
     if numbers is not None and issubclass(cls, list):
         return {"$numbers": _put(numbers, where, tensors)}

@@ -153,7 +153,7 @@ def _is_key(key: Any) -> bool:
 def _note_set(look: Look, path: str, value: Any) -> None:
     items = static.contents(value)
     if len(items) > 1:
-        look.sets[path] = plain.flat_token(value)
+        look.sets[path], look.orders_of_sets[path] = value, items
         if sys.flags.hash_randomization and {str, bytes} & set(map(type, items)):
             look.sets_of_texts.add(path)
 

@@ -150,7 +150,8 @@ class Look:
         uncompared: Paths of what was reached and not compared.
         with_own_state: Paths of the objects that say themselves what their state is, and of their classes.
         counted: By path, the numbers of objects that only write output, such as how far a progress bar is.
-        sets: By path, what the sets of several plain values hold.
+        sets: By path, those of several plain values.
+        orders_of_sets: By path, what these hold, in its order.
         orders: By path, of those among them whose order matters and has changed, that it is unknown.
         sets_of_texts: Paths of sets whose order depends on the process.
         tokens: By path, what can be compared and not stored.
@@ -184,6 +185,7 @@ class Look:
         self.with_own_state: set[str] = set()
         self.counted: dict[str, float] = {}
         self.sets: dict[str, Any] = {}
+        self.orders_of_sets: dict[str, list[Any]] = {}
         self.orders: dict[str, str] = {}
         self.sets_of_texts: set[str] = set()
         self.tokens: dict[str, Any] = {}
@@ -357,18 +359,20 @@ class Look:
 
     def _conclude(self) -> None:
         """What is unknown only because of what some function does."""
-        known = {} if self.start is None else self.start.sets
-        for path, found in self.sets.items():
-            if found != known.get(path, found) and "pop" in self.code.names:
+        start = self.start
+        for path, value in self.sets.items() if start is not None else ():
+            order, before = static.contents(value), [] if start is None else start.orders_of_sets.get(path, [])
+            has_only_moved = order != before and set(order) == set(before)
+            if order != before and (has_only_moved or "pop" in self.code.names or not own_values.keeps_order(value)):
                 self.unknown[path] = self.orders[path] = "the order of a set that has changed is not saved"
         for path in self.sets_of_texts:
             if parent_of(path)[1].rpartition(" ")[2] in self.code.iterated:
                 self.unknown[path] = (
                     "a set of texts, whose order is another one in each process; use sorted() or a list"
                 )
-        before = {} if self.start is None else self.start.counted
-        for path, number in self.counted.items():
-            if before.get(path, number) != number and parent_of(path)[1] in self.code.names:
+        for path, number in self.counted.items() if start is not None else ():
+            is_changed = start is not None and start.counted.get(path, number) != number
+            if is_changed and parent_of(path)[1] in self.code.names:
                 self.unknown[path] = "a number of what only writes output, which is not saved"
 
     # --- for those that compare

@@ -97,8 +97,8 @@ def flat_token(value: Any) -> list[Any]:
     if issubclass(cls, bytearray):
         return ["bytes", xxhash.xxh3_128_hexdigest(value)]
     content = items_of(value)
-    if issubclass(cls, set | frozenset) and not set(map(type, content)) <= {int, float, bool}:
-        content.sort(key=repr)  # of texts, the order is another one in each process
+    if issubclass(cls, set | frozenset):
+        content.sort(key=repr)
     kinds = sorted({kind.__name__ for kind in map(type, content)})
     size = [_LENGTH.__get__(value)] if issubclass(cls, collections.deque) else []
     return [type(value).__name__, *size, *kinds, xxhash.xxh3_128_hexdigest(marshal.dumps(content, 2))]
