@@ -362,8 +362,10 @@ class Look:
         start = self.start
         for path, value in self.sets.items() if start is not None else ():
             order, before = static.contents(value), [] if start is None else start.orders_of_sets.get(path, [])
-            has_only_moved = order != before and set(order) == set(before)
-            if order != before and (has_only_moved or "pop" in self.code.names or not own_values.keeps_order(value)):
+            is_lost = set(order) == set(before) or not own_values.keeps_order(value)
+            if path in self.sets_of_texts:  # of which no order is the same in another process
+                is_lost = False
+            if order != before and (is_lost or "pop" in self.code.names):
                 self.unknown[path] = self.orders[path] = "the order of a set that has changed is not saved"
         for path in self.sets_of_texts:
             if parent_of(path)[1].rpartition(" ")[2] in self.code.iterated:

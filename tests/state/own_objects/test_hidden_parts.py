@@ -151,6 +151,17 @@ def test_the_order_of_a_set_that_cannot_be_made_again_is_a_condition(name: str) 
     }
 
 
+@pytest.mark.skipif(not sys.flags.hash_randomization, reason="the order of texts is the same in each process")
+def test_texts_of_which_code_only_asks_whether_they_are_there_have_no_order() -> None:
+    holder = Holder(seen={"a", "b"}, ask=lambda text: text in holder.seen)
+    start = looked_at(holder)
+    for number in range(1000):
+        holder.seen.add(f"{number}")
+    for number in range(3, 1000):
+        holder.seen.discard(f"{number}")
+    assert not looked_at(holder, start).unknown
+
+
 def test_a_set_that_only_grew_comes_back_in_its_order() -> None:
     def act(holder: Any) -> None:
         for number in range(60):
