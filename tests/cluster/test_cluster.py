@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from keras_dist_callbacks.base.errors import ClusterError, ClusterTimeoutError, ConfigError, PeerLostError
-from keras_dist_callbacks.cluster import messaging
+from keras_dist_callbacks.cluster import messaging, peer_monitor
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.testing.plugin import ClusterFactory
 
@@ -79,6 +79,7 @@ def test_a_chief_that_goes_before_it_has_answered_is_no_loss(lost: str | None, m
 
     monkeypatch.setattr(messaging, "publish", closed)
     monkeypatch.setattr(messaging, "lost", lambda: lost)
+    monkeypatch.setattr(peer_monitor, "monitoring", lambda cluster: contextlib.nullcontext())
     worker = Cluster(worker_index=1, addresses=("a:1", "b:1"))
     with contextlib.nullcontext() if lost is None else pytest.raises(PeerLostError):
         worker.leave("end")
