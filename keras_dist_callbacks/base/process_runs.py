@@ -85,7 +85,7 @@ class RunsOf:
     rates: dict[str, dict[str, float]] = field(default_factory=dict)
     descriptions: dict[str, dict[str, Any]] = field(default_factory=dict)
     architecture: tuple[Callable[[], Any], dict[str, Any] | None] = (reference(None), None)
-    changed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    changed: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

@@ -130,10 +130,12 @@ def _shared_memory(now: Look) -> dict[str, str]:
 
 
 def _environment(start: Look, now: Look) -> dict[str, str]:
-    paths = [path for path in {**start.tokens, **now.tokens} if path.startswith("module os/environ/")]
-    is_read = "module os/environ" in start.uncompared and "module os/environ" in now.uncompared
-    differing = [path for path in paths if is_read and start.tokens.get(path) != now.tokens.get(path)]
-    return dict.fromkeys(differing, "training has changed this variable, and backups hold no environment")
+    if start.environment is None or now.environment is None:  # no code reads it
+        return {}
+    names = {**start.environment, **now.environment}
+    differing = [name for name in names if start.environment.get(name) != now.environment.get(name)]
+    why = "training has changed this variable, and backups hold no environment"
+    return {join("module os/environ", name): why for name in differing}
 
 
 # --- the way back

@@ -189,7 +189,7 @@ def _may_be_setting(name: str, item: Any) -> bool:
 def _note_environment(look: Look) -> None:
     """Whether variables of the process' environment change: not their values, which may be credentials."""
     look.uncompared.append("module os/environ")
-    look.tokens.update({join("module os/environ", name): hash(value) for name, value in os.environ.items()})
+    look.environment = {name: hash(value) for name, value in os.environ.items()}
 
 
 def _visit_used_of_class(look: Look, cls: Any, reads: Reads) -> None:

@@ -105,6 +105,19 @@ class Code:
     iterated: set[str] = field(default_factory=set)
 
 
+@dataclass
+class Remembered:
+    """What a first look of this process has found at some places, which keeps nothing alive.
+
+    Attributes:
+        digests: By path.
+        objects: What distinguishes the objects from others, by path.
+    """
+
+    digests: dict[str, str] = field(default_factory=dict)
+    objects: dict[str, Any] = field(default_factory=dict)
+
+
 class Kind(NamedTuple):
     """How objects of some types are looked at.
 
@@ -155,6 +168,7 @@ class Look:
         orders: By path, of those among them whose order matters and has changed, that it is unknown.
         sets_of_texts: Paths of sets whose order depends on the process.
         tokens: By path, what can be compared and not stored.
+        environment: Hashes of the process' environment, by name; None if no function reads it.
     """
 
     def __init__(
@@ -189,6 +203,7 @@ class Look:
         self.orders: dict[str, str] = {}
         self.sets_of_texts: set[str] = set()
         self.tokens: dict[str, Any] = {}
+        self.environment: dict[str, int] | None = None
         self.of_training: set[str] = set()  # paths of what Keras lists the variables of
         self.arrays: dict[int, list[tuple[str, Any]]] = {}  # by whose memory they are in
         self.classes: set[type] = set()
@@ -409,33 +424,27 @@ class Look:
         """Returns by which path an object is known."""
         return self._paths.get(id(value))
 
-    def remembered(self, keys: Collection[str]) -> dict[str, Any]:
-        """Returns what is at paths, and below, as digests and identities that keep nothing alive."""
-        below = [key for key in self.digests if not {*with_parents(key)}.isdisjoint(keys)]
+    def remembered(self, keys: Collection[str]) -> Remembered:
+        """Returns what is at paths, and below."""
+        digests = {key: value for key, value in self.digests.items() if not {*with_parents(key)}.isdisjoint(keys)}
         objects = {path: v for path, v in self.objects.items() if not {*with_parents(path)}.isdisjoint(keys)}
-        return {
-            **{key: self.digests[key] for key in below},
-            **{f"object {path}": plain.identity(value) for path, value in objects.items()},
-        }
+        return Remembered(digests, {path: plain.identity(value) for path, value in objects.items()})
 
-    def recall(self, keys: Collection[str], known: Mapping[str, Any]) -> None:
-        """Takes what is at paths, and below, for what it was in an earlier first look of this process.
+    def recall(self, keys: Collection[str], known: Remembered) -> None:
+        """Takes what is at paths, and below, for what it was in an earlier first look of this process."""
 
-        Args:
-            keys: The paths.
-            known: What `remembered` has returned.
-        """
-        known = {key: value for key, value in known.items() if not {*with_parents(_path(key))}.isdisjoint(keys)}
-        kept = {key: value for key, value in self.digests.items() if {*with_parents(key)}.isdisjoint(keys)}
-        self.digests = {**kept, **{key: value for key, value in known.items() if not key.startswith(_OBJECT)}}
+        def is_below(key: str) -> bool:
+            return not {*with_parents(key)}.isdisjoint(keys)
+
+        kept = {key: value for key, value in self.digests.items() if not is_below(key)}
+        self.digests = {**kept, **{key: value for key, value in known.digests.items() if is_below(key)}}
         there = {plain.identity(value): value for value in self._alive}
-        gone = {path for path in self.objects if not {*with_parents(path)}.isdisjoint(keys)}
-        self.objects = {path: value for path, value in self.objects.items() if path not in gone}
-        self._paths = {key: path for key, path in self._paths.items() if path not in gone}
-        for key, value in known.items():
-            if key.startswith(_OBJECT) and value in there:
-                self.objects[_path(key)] = there[value]
-                self._paths[id(there[value])] = _path(key)
+        self.objects = {path: value for path, value in self.objects.items() if not is_below(path)}
+        self._paths = {key: path for key, path in self._paths.items() if not is_below(path)}
+        for path, identity in known.objects.items():
+            if is_below(path) and identity in there:
+                self.objects[path] = there[identity]
+                self._paths[id(there[identity])] = path
 
     def storing(self) -> None:
         """From now on, records are made to be stored."""
@@ -449,13 +458,6 @@ class Look:
         """
         make, value, self._by_path = self._values[key]
         return make(self, value, key.removesuffix("/"), tensors)
-
-
-_OBJECT = "object "
-
-
-def _path(key: str) -> str:
-    return key.removeprefix(_OBJECT)
 
 
 def digest(record: JSON) -> str:

@@ -29,7 +29,7 @@ from keras_dist_callbacks.state.own_objects import changes, edits, findings
 from keras_dist_callbacks.state.own_objects.input_objects import InputState
 from keras_dist_callbacks.state.own_objects.kinds import look_at
 from keras_dist_callbacks.state.own_objects.libraries import is_library
-from keras_dist_callbacks.state.own_objects.look import Look, Policy, Root
+from keras_dist_callbacks.state.own_objects.look import Look, Policy, Remembered, Root
 from keras_dist_callbacks.state.own_objects.places import parent_of, words
 from keras_dist_callbacks.state.own_objects.plain import is_immutable
 from keras_dist_callbacks.state.own_objects.traces import (
@@ -87,8 +87,8 @@ class UserState(Part):
         self._start = start = look_at(self._roots(), self._policy())
         self._is_begun = True
         self._runs = runs_of(fit.model)
-        self._changed_before = self._runs.changed.get(directory, {})
-        self._changed = self._runs.changed[directory] = {}
+        self._changed_before = self._runs.changed.get(directory, Remembered())
+        self._changed = self._runs.changed[directory] = Remembered()
         layers = {path: value for path, value in start.objects.items() if library_state.can_adapt(value)}
         self._adapted = {path: library_state.adapted(layer) for path, layer in layers.items()}
         names = [name for name, c in self._callbacks.items() if not is_library(type(c).__module__)]
@@ -140,16 +140,18 @@ class UserState(Part):
     def note_earlier_fit(self, backup: Saved) -> None:
         """Compares what a backup holds with the start of the first fit of this process, if this is a later one."""
         saved = (backup.mine.state.get("changed") or {}).keys()
-        holders = _holders(saved, self._changed_before) & {key.rstrip("/") for key in self._changed_before}
+        holders = _holders(saved, self._changed_before.digests) & {k.rstrip("/") for k in self._changed_before.digests}
         if holders:
             self._start.recall(holders, self._changed_before)
         self._note_changed(saved)
 
     def _note_changed(self, keys: Collection[str]) -> None:
         """Keeps how what a backup holds was at the start, for a later fit of this process."""
-        holders = _holders(keys, self._start.digests) - {key.rstrip("/") for key in self._changed}
+        holders = _holders(keys, self._start.digests) - {key.rstrip("/") for key in self._changed.digests}
         if holders:
-            self._changed.update(self._start.remembered(holders))
+            found = self._start.remembered(holders)
+            self._changed.digests.update(found.digests)
+            self._changed.objects.update(found.objects)
 
     def _trace_as_before(self, saved: Saved, records: Mapping[str, JSON]) -> list[Finding]:
         """Traces the train step, before what changed later is restored.

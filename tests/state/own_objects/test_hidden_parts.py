@@ -566,7 +566,7 @@ def test_environment_variables_that_training_changes_are_named_and_not_saved(mon
     found = changes_between(start, now)
     assert set(found.lost) == {f"module os/environ/KDC_TESTS_{name}" for name in ("RATE", "NEW", "OLD")}
     assert not found.records
-    assert "secret" not in repr((now.tokens, now.digests))
+    assert "secret" not in repr((now.environment, now.tokens, now.digests))
 
 
 class Chains(keras.callbacks.Callback):
