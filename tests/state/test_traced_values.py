@@ -483,7 +483,9 @@ class Unfreezes(keras.callbacks.Callback):
             self.model.layers[epoch - 1].trainable = True
 
 
-def test_a_step_that_cannot_be_traced_as_it_is_now_does_not_end_the_resume(tmp_path: Path) -> None:
+def test_a_step_is_traced_with_the_layers_frozen_as_they_were_also_where_validation_was_traced_later(
+    tmp_path: Path,
+) -> None:
     """The optimizer has no variables for the layers; validation has traced, too, when they were frozen."""
 
     def fit(*callbacks: Any) -> keras.Model:

@@ -176,17 +176,10 @@ class UserState(Part):
         changed = changes.changed(self._start, self._look(only_traced=True))
         self._put_back_start(set(changed) - early.keys())
         changes.restore(early, {}, self._look)
-        now = traced
-        try:
-            if not self._trace():
-                return []  # a function that is opaque, which is a condition already
-            self.note_trace()
-            now = self._last_trace["digests"]
-        except Exception:
-            if not (traced or changed):
-                raise
-            now = dict.fromkeys([*traced, *changed], "")
-            self._fit.model.make_train_function(force=True)
+        if not self._trace():
+            return []  # a function that is opaque, which is a condition already
+        self.note_trace()
+        now = self._last_trace["digests"]
         self._put_back_start(early.keys() - records.keys())
         differing = [key for key in dict.fromkeys([*traced, *now]) if traced.get(key) != now.get(key)]
         return list(map(findings.traced, differing))
