@@ -130,6 +130,8 @@ def _is_doubted(look: Look, path: str, value: Any) -> bool:
 
 def _doubt_about_keys(value: Any) -> str | None:
     keys = static.contents(value)
+    if set(map(type, keys)) <= {str}:
+        return None  # each is its own text
     if any(type(key) is int and key > _SMALLEST_ADDRESS for key in keys):
         return "a dict whose keys may be the ids of objects"
     if plain.is_flat(keys):

@@ -99,7 +99,7 @@ def flat_token(value: Any) -> list[Any]:
     content = items_of(value)
     if issubclass(cls, set | frozenset):
         content.sort(key=repr)
-    kinds = sorted({kind.__name__ for kind in map(type, content)})
+    kinds = sorted(kind.__name__ for kind in set(map(type, content)))
     size = [_LENGTH.__get__(value)] if issubclass(cls, collections.deque) else []
     return [type(value).__name__, *size, *kinds, xxhash.xxh3_128_hexdigest(marshal.dumps(content, 2))]
 
