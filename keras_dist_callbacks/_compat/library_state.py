@@ -18,12 +18,17 @@ import numpy as np
 from keras_dist_callbacks._compat import keras_callbacks
 from keras_dist_callbacks.base import static
 
-_OF_A_CALLBACK = frozenset(["model", "_model", "params", "validation_data"])
+_OF_A_CALLBACK = frozenset(["model", "_model", "params"])
 _OF_A_LAYER = frozenset(
     [
-        *("built", "stop_training", "name", "_name", "optimizer", "loss", "train_function", "test_function"),
-        *("predict_function", "inputs", "outputs", "autocast", "supports_masking", "input_spec", "dtype_policy"),
-        *("build", "quantize", "_compile_config", "stop_evaluating", "stop_predicting"),
+        *("built", "name", "_name", "autocast", "supports_masking", "input_spec", "dtype_policy", "build", "quantize"),
+        *("train_function", "test_function", "predict_function"),
+    ]
+)
+_OF_A_MODEL = frozenset(
+    [
+        *("stop_training", "stop_evaluating", "stop_predicting", "optimizer", "loss", "inputs", "outputs"),
+        "_compile_config",
     ]
 )
 """What Keras changes while it trains, and what is visited from where it belongs."""
@@ -68,7 +73,7 @@ def attributes(value: Any, *, of_training: bool, is_listed: bool = False) -> Ite
     for name, item in static.instance_dict(value).items():
         if name in kept:
             yield name, item, "attribute"
-        elif _may_be_state(value, name, item):
+        elif may_be_state(value, name, item):
             if name == "min_delta" and static.is_a(item, float | int) and keras_callbacks.known(value):
                 yield name, abs(item), "magnitude"  # Keras flips its sign when it first compares
             else:
@@ -117,7 +122,8 @@ def _is_input(layer: Any) -> bool:
     return static.is_a(layer, keras.layers.InputLayer)
 
 
-def _may_be_state(value: Any, name: str, item: Any) -> bool:
+def may_be_state(value: Any, name: str, item: Any) -> bool:
+    """Returns whether an attribute may be state of the user's, and is neither Keras' own nor saved in another way."""
     cls: Any = type(value)
     if name in _never_state(cls) or name.startswith(_MARKS) or _is_hook_of_ours(item):
         return False
@@ -132,8 +138,15 @@ def _never_state(cls: Any) -> frozenset[str]:
     import keras
 
     saved = keras_callbacks.saved_names(cls, _set_by_library)
-    of_keras = _OF_A_CALLBACK if issubclass(cls, keras.callbacks.Callback) else _OF_A_LAYER
-    return saved | of_keras if _is_keras(cls) else saved
+    if issubclass(cls, keras.callbacks.Callback):
+        return saved | _OF_A_CALLBACK
+    return saved | _of_keras(cls) if _is_keras(cls) else saved
+
+
+def _of_keras(cls: Any) -> frozenset[str]:
+    import keras
+
+    return _OF_A_LAYER | _OF_A_MODEL if issubclass(cls, keras.Model) else _OF_A_LAYER
 
 
 def _is_hook_of_ours(item: Any) -> bool:
@@ -237,9 +250,9 @@ def _is_of_the_user(cls: Any) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _names_of_layer(cls: Any, held: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """Returns which attributes of a layer of a class are its settings, and which are not set by Keras."""
-    known = _set_by_library(cls)
-    settings = [name for name in known if not name.startswith("_") and name not in _OF_A_LAYER]
-    unknown = [name for name in held if name not in known | _OF_A_LAYER and not name.startswith(_MARKS)]
+    known, of_keras = _set_by_library(cls), _of_keras(cls)
+    settings = [name for name in known if not name.startswith("_") and name not in of_keras]
+    unknown = [name for name in held if name not in known | of_keras and not name.startswith(_MARKS)]
     return [name for name in (*sorted(settings), "_trainable") if name in held], unknown
 
 

@@ -58,7 +58,8 @@ def changes_between(start: Look, now: Look) -> Changes:
             found.lost[path] = str(error)
             if now.is_below_own_state(path):  # its `set_state` may put it where it was
                 found.records[key] = [_COMPARED, now.digest_at(key)]
-    found.records |= {key: [_GONE, "absent"] for key in start.digests.keys() - now.digests.keys() if _is_gone(now, key)}
+    unseen = {key: start.places.get(key) for key in start.digests.keys() - now.digests.keys()}
+    found.records |= {key: [_GONE, "absent"] for key, place in unseen.items() if place and not place.is_bound}
     found.lost |= _shared_memory(now) | _environment(start, now)
     return found
 
@@ -86,14 +87,6 @@ def _is_change(start: Look, now: Look, key: str) -> bool:
         return not (key in now.late and now.objects.get(key) is now.value_at(key))  # then the script has made it
     # A module or class of a library has no path; nor has a module that a function imports when it is called.
     return parent_of(key)[0] in now.objects or place.key in now.code.stored | now.code.filled
-
-
-def _is_gone(now: Look, key: str) -> bool:
-    """Returns whether it was an attribute that the object does not have any more."""
-    above, name = parent_of(key)
-    name = name.removeprefix(".")
-    is_attribute = name.isidentifier() and not key.endswith("/") and above in now.objects
-    return is_attribute and not static.has(now.objects[above], name)
 
 
 def _is_moved(start: Look, now: Look, key: str) -> bool:
@@ -274,8 +267,8 @@ class _Objects:
     def _bind(self, key: str, record: JSON) -> None:
         place = self._place(key)
         if record == _GONE:
-            if static.has(place.owner, place.key):
-                delattr(place.owner, place.key)
+            if place.is_bound:
+                place.unbind()
             return
         value = self.decode(record)
         place.bind(value)

@@ -45,9 +45,6 @@ def look_at(
 
 def _visit_container(look: Look, path: str, value: Any) -> None:
     look.mutable.add(id(value))
-    _reach_class(look, value)
-    for name, item in _attributes(value):
-        look.slot(join(path, f".{name}"), Place("attribute", value, name), item)
     if not _is_doubted(look, path, value):
         look.note(f"{path}/", _content, value)
         if (factory := _factory(value)) is not None:
@@ -90,10 +87,26 @@ def _content(look: Look, value: Any, path: str, tensors: Tensors) -> JSON:
     )
 
 
+def _visit_attributes_beside(look: Look, path: str, value: Any) -> None:
+    """What an object holds by name besides its content, such as a counter that was set on a `functools.partial`."""
+    _reach_class(look, value)
+    for name, item in _attributes(value):
+        look.slot(join(path, f".{name}"), Place("attribute", value, name), item)
+
+
+def _with_attributes(visit: Callable[[Look, str, Any], None]) -> Callable[[Look, str, Any], None]:
+    def visit_both(look: Look, path: str, value: Any) -> None:
+        _visit_attributes_beside(look, path, value)
+        visit(look, path, value)
+
+    return visit_both
+
+
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    """Returns what an object of a class of the user's holds by name."""
+    """Returns what an object holds by name that the user has put there."""
     if is_library(type(value).__module__):
-        return []
+        held = static.instance_dict(value)
+        return [x for x in held.items() if not x[0].startswith("__") and library_state.may_be_state(value, *x)]
     return [(name, item) for name, item, kind in library_state.attributes(value, of_training=False) if kind]
 
 
@@ -175,10 +188,11 @@ def _tuple(look: Look, value: Any, path: str, tensors: Tensors) -> JSON:
     fields = None if cls in (tuple, frozenset) else static.attribute(value, "_fields")
     if fields is not None:
         look.reach(f"class {plain.name_of(cls)}", cls)
+        _visit_attributes_beside(look, path, value)
         items = [own_values.encode(item, join(path, n), tensors, look) for n, item in enumerate(static.contents(value))]
         return {"$new": [plain.name_of(cls), {"$dict": [[*pair] for pair in zip(fields, items, strict=True)]}]}
     if cls not in (tuple, frozenset) and not cls.__module__.startswith(_WRAPPING):
-        _reach_class(look, value)
+        _visit_attributes_beside(look, path, value)
         if look.stores:
             raise _not_made(value)
     if plain.is_flat(static.contents(value)) and not look.stores:
@@ -307,7 +321,7 @@ def _comparing(why: str, token: Callable[[Any], Any]) -> Kind:
 
 
 def _doubting(why: str, token: Callable[[Any], Any]) -> Kind:
-    return Kind(lambda look, path, value: look.doubt_if_changed(path, token(value), why))
+    return Kind(_with_attributes(lambda look, path, value: look.doubt_if_changed(path, token(value), why)))
 
 
 def _doubt(look: Look, path: str, value: Any) -> None:
@@ -521,17 +535,20 @@ _POINTER = struct.calcsize("P")
 _ADVANCED = "was advanced, and its position is not saved"
 _ITERATOR = _comparing(f"an iterator {_ADVANCED}; keep a number instead", plain.iterator_token)
 _KINDS: list[tuple[tuple[type, ...], Kind]] = [
-    ((list, dict, set, collections.deque, bytearray), Kind(_visit_container, _new_container)),
+    ((list, dict, set, collections.deque, bytearray), Kind(_with_attributes(_visit_container), _new_container)),
     ((tuple, frozenset), Kind(None, _tuple)),
     ((np.ndarray,), Kind(_visit_array, _new_array)),
     ((random.SystemRandom,), Kind(_visit_constant)),
-    ((random.Random, np.random.Generator, np.random.RandomState), Kind(_visit_random, _content_of_random)),
+    (
+        (random.Random, np.random.Generator, np.random.RandomState),
+        Kind(_with_attributes(_visit_random), _content_of_random),
+    ),
     ((keras.Variable, tf.Variable), Kind(_visit_variable)),
     ((tf.Tensor,), Kind(None, _tensor)),
     ((tf.random.Generator,), Kind(_visit_generator_of_tensorflow)),
-    ((type(tf.function(lambda: None)),), Kind(_visit_traced_function)),
+    ((type(tf.function(lambda: None)),), Kind(_with_attributes(_visit_traced_function))),
     ((type(tf.custom_gradient(lambda x: x)),), Kind(code.visit_wrapper)),
-    ((tf.data.Dataset,), Kind(_visit_dataset)),
+    ((tf.data.Dataset,), Kind(_with_attributes(_visit_dataset))),
     ((keras.KerasTensor, tf.distribute.Strategy, tf.lookup.StaticHashTable), Kind(_visit_owned)),
     (
         (tf.lookup.experimental.MutableHashTable,),
@@ -539,11 +556,11 @@ _KINDS: list[tuple[tuple[type, ...], Kind]] = [
     ),
     ((types.FunctionType,), Kind(code.visit_function)),
     ((types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType), Kind(None, code.method)),
-    ((functools.partial,), Kind(code.visit_partial)),
+    ((functools.partial,), Kind(_with_attributes(code.visit_partial))),
     ((type,), Kind(code.visit_class)),
     ((types.ModuleType,), Kind(code.visit_module)),
     ((staticmethod, classmethod, property, functools.cached_property), Kind(code.visit_wrapper)),
-    ((functools._lru_cache_wrapper,), Kind(code.visit_wrapper)),
+    ((functools._lru_cache_wrapper,), Kind(_with_attributes(code.visit_wrapper))),
     ((type(iter([])), type(iter(())), type(iter(range(0))), type(iter(np.zeros(1))), type(reversed([]))), _ITERATOR),
     ((itertools.count,), _ITERATOR),
     ((types.GeneratorType,), _comparing(f"a Python generator {_ADVANCED}", plain.iterator_token)),

@@ -6,6 +6,7 @@ slash at its end, is what the list holds that the script has put there.
 
 from __future__ import annotations
 
+import types
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +46,24 @@ class Place(NamedTuple):
             self.owner.__defaults__ = tuple(defaults)
         else:
             self.owner[self.key] = value
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether anything is there: code may delete an attribute, a global or a variable of an outer function."""
+        if self.kind in ("attribute", "magnitude"):
+            return static.has(self.owner, self.key)
+        if self.kind == "cell":
+            return bool(self.owner != types.CellType())
+        return self.kind == "default" or self.key in self.owner
+
+    def unbind(self) -> None:
+        """Takes away what is there."""
+        if self.kind in ("attribute", "magnitude"):
+            delattr(self.owner, self.key)
+        elif self.kind == "cell":
+            del self.owner.cell_contents
+        else:
+            del self.owner[self.key]
 
 
 def join(path: str, *segments: object) -> str:
