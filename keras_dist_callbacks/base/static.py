@@ -59,6 +59,15 @@ def has(value: Any, name: str) -> bool:
     return inspect.getattr_static(target(value), name, _ABSENT) is not _ABSENT
 
 
+def holds(value: Any, name: str) -> bool:
+    """Returns whether an object, class or module has an attribute itself, and not only by its class."""
+    if is_a(value, type):
+        return name in vars(value)
+    slot = inspect.getattr_static(class_of(value), name, None)
+    is_slot = isinstance(slot, types.MemberDescriptorType)
+    return name in instance_dict(value) or (is_slot and attribute(value, name, _ABSENT) is not _ABSENT)
+
+
 def attribute(value: Any, name: str, default: Any = None) -> Any:
     """Returns an attribute of an object, its class or a module, as it lies there: a function of a class is not bound.
 

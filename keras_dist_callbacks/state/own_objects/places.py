@@ -51,7 +51,7 @@ class Place(NamedTuple):
     def is_bound(self) -> bool:
         """Whether anything is there: code may delete an attribute, a global or a variable of an outer function."""
         if self.kind in ("attribute", "magnitude"):
-            return static.has(self.owner, self.key)
+            return static.holds(self.owner, self.key)
         if self.kind == "cell":
             return bool(self.owner != types.CellType())
         return self.kind == "default" or self.key in self.owner

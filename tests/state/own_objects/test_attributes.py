@@ -75,6 +75,27 @@ def test_a_counter_that_hangs_on_an_object_comes_back(name: str) -> None:
     assert theirs.value.count == 1
 
 
+class WithDefault:
+    """What its class says counts where an object has nothing of its own."""
+
+    __slots__ = ("__dict__", "note")
+    limit = 9
+
+    def __init__(self) -> None:
+        self.limit, self.note = 3, "kept"
+
+
+def test_an_attribute_that_code_has_deleted_leaves_the_default_of_its_class() -> None:
+    def act(holder: Any) -> None:
+        del holder.value.limit
+        del holder.value.note
+
+    _, theirs, lost = carried_over(lambda: Holder(value=WithDefault()), act)
+    assert not lost
+    assert theirs.value.limit == 9
+    assert not hasattr(theirs.value, "note")
+
+
 LIMIT = 3
 
 
