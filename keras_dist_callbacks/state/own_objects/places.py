@@ -99,4 +99,4 @@ def _in_words(part: str) -> str:
     kind, _, name = part.partition(" ")
     if kind in ("closure", "default") and name:
         return f"{name} ({kind})"
-    return "learning_rate" if part == "_learning_rate" else part
+    return "learning_rate" if part == "_learning_rate" else part.removeprefix(".")  # what hangs on a list, say
