@@ -51,10 +51,18 @@ def components(variable: Any) -> tuple[Any, ...]:
     return tuple(getattr(raw, "values", None) or (raw,))
 
 
-def attributes_of_the_user(variable: Any) -> list[tuple[str, Any]]:
-    """What user code has put on a variable, such as an average of it: names of Keras' and TensorFlow's are private."""
+def attributes_of_the_user(variable: Any) -> list[tuple[str, Any, str]]:
+    """What user code has put on a variable: name, value, and the kind of place it is bound in.
+
+    Such as an average of it: names of Keras' and TensorFlow's are private. Its constraint and regularizer are options,
+    which a layer gives it, and a callback may.
+    """
     held = static.instance_dict(variable)
-    return [(name, held[name]) for name in _public(tuple(held))]
+    options = [(name, held[name], "option") for name in _OPTIONS if held.get(name) is not None]
+    return [*((name, held[name], "attribute") for name in _public(tuple(held))), *options]
+
+
+_OPTIONS = ("_constraint", "_regularizer")
 
 
 @functools.lru_cache(maxsize=1024)

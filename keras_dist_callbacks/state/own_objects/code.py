@@ -38,6 +38,7 @@ def visit_function(look: Look, path: str, value: types.FunctionType) -> None:
     if look.policy.is_asserted(value):
         return
     reads = _note_code(look, path, value)
+    look.doubt_if_changed(path, code_digest(value.__code__), "a function whose code training has replaced")
     for index, default in enumerate(value.__defaults__ or ()):
         look.slot(join(path, f"default {_argument(value, index)}"), Place("default", value, index), default)
     for name, default in (value.__kwdefaults__ or {}).items():

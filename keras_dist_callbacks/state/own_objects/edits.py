@@ -78,8 +78,9 @@ def describe(start: Look, of_input: Look, callbacks: Iterable[str], *, is_loaded
     """
     values: dict[str, list[str]] = {}
     for look in (of_input, start):
-        found = {path: look.value_at(path) for path, place in look.places.items() if place or "/" in path}
-        found = {path: value for path, value in found.items() if path not in look.unknown}
+        # Constraints and regularizers of variables are settings of their layers, too.
+        named = (path for path, place in look.places.items() if (place.kind != "option" if place else "/" in path))
+        found = {path: look.value_at(path) for path in named if path not in look.unknown}
         values |= {path: _text(look, path, v) for path, v in found.items() if not static.is_a(v, _NOT_COMPARED)}
         held = {path: value for path, value in look.variables.items() if f"{path}/" not in look.traced}
         values |= {path: ["variable", look.digests[f"{path}/"]] for path in held}

@@ -272,8 +272,8 @@ _TEXTS = "texts in a tensor or variable are not saved"
 
 
 def _visit_variable(look: Look, path: str, value: Any) -> None:
-    for name, item in variables.attributes_of_the_user(value):
-        look.slot(join(path, name), Place("attribute", value, name), item)
+    for name, item, kind in variables.attributes_of_the_user(value):
+        look.slot(join(path, name), Place(kind, value, name), item)
     component = variables.components(value)[0]
     if look.is_saved(value) or component.dtype.name in {"resource", "variant"}:
         look.uncompared.append(path)

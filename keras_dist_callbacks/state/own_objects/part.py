@@ -360,7 +360,7 @@ def _roots_of(fit: RunningFit, callbacks: Mapping[str, Any], *, compiled: bool) 
         roots[f"callback {name}"] = Root(callback)
     for variable in model.variables:
         if variables.attributes_of_the_user(variable):
-            roots[f"variable {variable.path.replace('/', '.')}"] = Root(variable)
+            roots[f"variable {variable.path.replace('/', '.')}"] = Root(variable, is_traced)
     params = static.attribute(next(iter(callbacks.values()), None), "params")
     if params is not None:
         roots["fit/params"] = Root(params)

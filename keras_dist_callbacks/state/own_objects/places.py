@@ -22,8 +22,8 @@ class Place(NamedTuple):
     """Where a value is bound.
 
     Attributes:
-        kind: `"attribute"`, `"global"`, `"item"`, `"cell"`, `"default"`, or `"magnitude"`: an attribute of which only
-            the absolute value counts.
+        kind: `"attribute"`, `"global"`, `"item"`, `"cell"`, `"default"`, `"magnitude"`: an attribute of which only
+            the absolute value counts, or `"option"`: one that is None where nothing was set.
         owner: The object, namespace, dict, cell or function.
         key: Its name, key or index there.
     """
@@ -36,7 +36,7 @@ class Place(NamedTuple):
         """Puts a value there."""
         if self.kind == "magnitude":
             value = np.copysign(value, static.attribute(self.owner, self.key)).item()
-        if self.kind in ("attribute", "magnitude"):
+        if self.kind in ("attribute", "magnitude", "option"):
             library_state.set_attribute(self.owner, self.key, value)
         elif self.kind == "cell":
             self.owner.cell_contents = value
@@ -52,6 +52,8 @@ class Place(NamedTuple):
         """Whether anything is there: code may delete an attribute, a global or a variable of an outer function."""
         if self.kind in ("attribute", "magnitude"):
             return static.holds(self.owner, self.key)
+        if self.kind == "option":
+            return static.attribute(self.owner, self.key) is not None
         if self.kind == "cell":
             return bool(self.owner != types.CellType())
         return self.kind == "default" or self.key in self.owner
@@ -60,6 +62,8 @@ class Place(NamedTuple):
         """Takes away what is there."""
         if self.kind in ("attribute", "magnitude"):
             delattr(self.owner, self.key)
+        elif self.kind == "option":
+            library_state.set_attribute(self.owner, self.key, None)
         elif self.kind == "cell":
             del self.owner.cell_contents
         else:

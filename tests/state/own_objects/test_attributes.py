@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.state.own_objects.test_changes import Holder, carried_over
+from tests.state.own_objects.test_changes import Holder, carried_over, looked_at
 
 
 class Shape(tuple[int, ...]):
@@ -158,3 +158,39 @@ def test_attributes_with_names_that_keras_knows_elsewhere_are_the_users(name: st
     assert not lost
     for attribute, value in values.items():
         np.testing.assert_equal(getattr(theirs.value, attribute), value)
+
+
+def test_a_function_whose_code_is_replaced_is_unknown() -> None:
+    def rate() -> float:
+        return 0.1
+
+    holder = Holder(rate=rate)
+    start = looked_at(holder)
+    assert not looked_at(holder, start).unknown
+    rate.__code__ = (lambda: 0.2).__code__
+    assert "code" in looked_at(holder, start).unknown["callback Holder()/rate"]
+
+
+class Weighted(keras.layers.Layer):
+    """Has a variable with an option, and one without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free, self.bound = keras.Variable([1.0]), keras.Variable([2.0])
+        self.bound.regularizer = keras.regularizers.L2(0.1)
+
+
+OPTIONS: dict[str, tuple[Callable[[Any], Any], bool]] = {
+    "a regularizer is taken away": (lambda layer: setattr(layer.bound, "regularizer", None), True),
+    "a regularizer is weaker": (lambda layer: setattr(layer.bound.regularizer, "l2", 0.05), True),
+    "a constraint is new": (lambda layer: setattr(layer.free, "constraint", keras.constraints.NonNeg()), False),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_what_training_sets_on_a_variable_comes_back_or_is_named(name: str) -> None:
+    act, comes_back = OPTIONS[name]
+    ours, theirs, lost = carried_over(lambda: Holder(layer=Weighted()), lambda holder: act(holder.layer))
+    assert bool(lost) is not comes_back
+    if comes_back:
+        assert getattr(theirs.layer.bound.regularizer, "l2", None) == getattr(ours.layer.bound.regularizer, "l2", None)
