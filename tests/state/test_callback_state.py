@@ -316,3 +316,43 @@ def test_the_best_weights_of_a_model_with_a_scalar_one_come_back(tmp_path: Path)
     tiny.fit(build(), tmp_path, [stops[1]])
     assert any(isinstance(weight, np.generic) for weight in stops[0].best_weights)
     assert [np.shape(weight) for weight in stops[1].best_weights] == [np.shape(w) for w in stops[0].best_weights]
+
+
+class Adapting(keras.callbacks.Callback):
+    """Begins each epoch with what it has noted of the one before, as people write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch:
+            self.model.optimizer.learning_rate = 0.1 * self.losses[epoch - 1]
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.losses.append(logs["loss"])
+
+
+class AdaptingByItself(Adapting):
+    def get_state(self) -> dict[str, Any]:
+        return {"losses": self.losses}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.losses = state["losses"]
+
+
+def scheduled(notes: list[float]) -> list[keras.callbacks.Callback]:
+    """A schedule that reads what another callback notes."""
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.1 * notes[epoch - 1] if epoch else rate)
+    return [schedule, keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: notes.append(logs["loss"]))]
+
+
+@pytest.mark.parametrize("make", [lambda: [Adapting()], lambda: [AdaptingByItself()], lambda: scheduled([])])
+def test_hooks_of_an_interrupted_epochs_begin_find_what_earlier_epochs_have_noted(tmp_path: Path, make: Any) -> None:
+    """Keras calls them again in the middle of the epoch: a schedule must not raise for a list that is still empty."""
+    reference = tiny.model()
+    tiny.fit(reference, None, make())
+    tiny.interrupt(tmp_path, 2, 3, callbacks=make())
+    resumed = tiny.model()
+    tiny.fit(resumed, tmp_path, make())
+    tiny.assert_same(resumed, reference)

@@ -30,7 +30,7 @@ from keras_dist_callbacks.state.own_objects.input_objects import InputState
 from keras_dist_callbacks.state.own_objects.kinds import look_at
 from keras_dist_callbacks.state.own_objects.libraries import is_library
 from keras_dist_callbacks.state.own_objects.look import Look, Policy, Remembered, Root
-from keras_dist_callbacks.state.own_objects.places import parent_of, words
+from keras_dist_callbacks.state.own_objects.places import parent_of, with_parents, words
 from keras_dist_callbacks.state.own_objects.plain import is_immutable
 from keras_dist_callbacks.state.own_objects.traces import (
     DRAWN,
@@ -206,6 +206,8 @@ class UserState(Part):
 
     def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
         """Puts back what was saved, and compares what the script says with what it said then."""
+        if moment is Moment.EPOCH_BEGIN and saved.position.kind == "within":
+            self._put_back_for_hooks(saved)
         if moment is not arrived(saved.position):
             return []
         return self.adopt(saved) + self._edits(saved.mine.tensors)
@@ -222,6 +224,16 @@ class UserState(Part):
         if self._start.with_own_state:  # their `set_state` may have changed what the model holds
             self._listed_variables.put_back()
         return found
+
+    def _put_back_for_hooks(self, saved: Saved) -> None:
+        """Puts back what hooks of the interrupted epoch's begin may read, such as a list of the epochs before.
+
+        Keras calls them again before training has arrived; all that they change is put back once more then. What the
+        step reads when it is traced waits until it was.
+        """
+        records = saved.mine.state.get("changed") or {}
+        early = {key: record for key, record in records.items() if self._start.traced.isdisjoint(with_parents(key)[:2])}
+        changes.restore_and_compare(early, saved.mine.tensors, self._look, self._states.put_back)
 
     def _put_back(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[Finding]:
         """Puts back what was saved, `set_state` of the callbacks included; returns what is not as it was."""
