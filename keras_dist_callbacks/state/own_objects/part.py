@@ -86,6 +86,7 @@ class UserState(Part):
         self.input = InputState(fit, self._policy(), self._callbacks)
         self._start = start = look_at(self._roots(), self._policy())
         self._is_begun = True
+        self._set_otherwise: list[str] = []  # what `set_state` has set that no backup says, before the hooks ran
         self._runs = runs_of(fit.model)
         self._changed_before = self._runs.changed.get(directory, Remembered())
         self._changed = self._runs.changed[directory] = Remembered()
@@ -233,7 +234,9 @@ class UserState(Part):
         """
         records = saved.mine.state.get("changed") or {}
         early = {key: record for key, record in records.items() if self._start.traced.isdisjoint(with_parents(key)[:2])}
-        changes.restore_and_compare(early, saved.mine.tensors, self._look, self._states.put_back)
+        _, self._set_otherwise = changes.restore_and_compare(
+            early, saved.mine.tensors, self._look, self._states.put_back
+        )
 
     def _put_back(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[Finding]:
         """Puts back what was saved, `set_state` of the callbacks included; returns what is not as it was."""
@@ -245,7 +248,8 @@ class UserState(Part):
         failed, others = changes.restore_and_compare(saved, tensors, self._look, set_states)
         now = self._look() if shared_with_input else None
         replaced = [path for path, value in shared_with_input.items() if now and now.value_at(path) is not value]
-        return [*findings.not_restored(failed), *findings.set_otherwise([*others, *replaced])]
+        others = list(dict.fromkeys([*self._set_otherwise, *others, *replaced]))
+        return [*findings.not_restored(failed), *findings.set_otherwise(others)]
 
     def _edits(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[Finding]:
         """Returns what the script says otherwise than in the interrupted run, and no other part reports."""
