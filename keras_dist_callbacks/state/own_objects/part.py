@@ -233,7 +233,9 @@ class UserState(Part):
         step reads when it is traced waits until it was.
         """
         records = saved.mine.state.get("changed") or {}
-        early = {key: record for key, record in records.items() if self._start.traced.isdisjoint(with_parents(key)[:2])}
+        traced = {key for key in records if not self._start.traced.isdisjoint(with_parents(key)[:2])}
+        waiting = {key for key in traced if may_be_traced(key, self._start)}
+        early = {key: record for key, record in records.items() if key not in waiting}
         _, self._set_otherwise = changes.restore_and_compare(
             early, saved.mine.tensors, self._look, self._states.put_back
         )

@@ -99,7 +99,7 @@ def may_be_traced(key: str, now: Look) -> bool:
     if root not in LOSSES and root.partition(" ")[0] not in ("model", "optimizer"):
         return True
     above, name = parent_of(key)
-    if above in now.settings or name in now.settings.get(above, {}):
+    if name in now.settings.get(above, {}):
         return True
     place = now.places.get(key)
     if place is not None and place.kind == "attribute" and library_state.is_set_by_library(place.owner, place.key):
