@@ -250,7 +250,7 @@ def _visit_random(look: Look, path: str, value: Any) -> None:
 
 def _content_of_random(look: Look, value: Any, path: str, tensors: Tensors) -> JSON:
     look.mutable.add(id(value))
-    state = plain.random_state(value)
+    state = plain.random_state(value, seeds=not look.was_there(value))
     if not look.stores:
         return {"$random": [type(value).__name__, repr(state)]}
     return {"$random": [type(value).__name__, own_values.encode(state, path, tensors, Answer())]}

@@ -118,19 +118,28 @@ def is_numeric(array: np.ndarray[Any, Any]) -> bool:
     return array.dtype.kind in "biufcV" and not array.dtype.hasobject and array.dtype.names is None
 
 
-def random_state(generator: Any) -> Any:
-    """Returns the state of a random generator of Python or numpy, as plain values."""
+def random_state(generator: Any, *, seeds: bool = False) -> Any:
+    """Returns the state of a random generator of Python or numpy, as plain values.
+
+    Args:
+        generator: It.
+        seeds: Of one that training has made, also how it was seeded, which what it spawns depends on.
+    """
     if static.is_a(generator, random.Random):  # as `getstate` returns it
         state = _GETSTATE(generator)
         return [random.Random.VERSION, list(state), static.attribute(generator, "gauss_next")]
     if not static.is_a(generator, np.random.Generator):
         return _plain(generator.get_state(False))
-    children = getattr(generator.bit_generator.seed_seq, "n_children_spawned", 0)
-    return {**_plain(generator.bit_generator.state), **({_CHILDREN: children} if children else {})}
+    seed = generator.bit_generator.seed_seq
+    children = getattr(seed, "n_children_spawned", 0)
+    state = {**_plain(generator.bit_generator.state), **({_CHILDREN: children} if children else {})}
+    if seeds and type(seed) is np.random.SeedSequence:
+        state[_SEED] = [_plain(seed.entropy), list(seed.spawn_key), seed.pool_size]
+    return state
 
 
 _GETSTATE = random.Random.__bases__[0].getstate  # type: ignore[attr-defined]
-_CHILDREN = "children"
+_CHILDREN, _SEED = "children", "seed"
 
 
 def set_random_state(generator: Any, state: Any) -> None:
@@ -143,7 +152,7 @@ def set_random_state(generator: Any, state: Any) -> None:
             raise LookupError("it has spawned more generators than the interrupted run's")
         if missing:
             generator.spawn(missing)
-        generator.bit_generator.state = {name: value for name, value in state.items() if name != _CHILDREN}
+        generator.bit_generator.state = {name: value for name, value in state.items() if name not in (_CHILDREN, _SEED)}
     else:
         generator.set_state(state)
 
@@ -154,8 +163,12 @@ def new_random(kind: str, state: Any) -> Any:
         made: Any = random.Random()  # noqa: S311 - it is the user's
     elif kind == "RandomState":
         made = np.random.RandomState()
-    elif kind == "Generator" and _CHILDREN not in state and state["bit_generator"] in _BIT_GENERATORS:
-        made = np.random.Generator(getattr(np.random, state["bit_generator"])())
+    elif kind == "Generator" and _SEED in state and state["bit_generator"] in _BIT_GENERATORS:
+        entropy, key, size = state[_SEED]
+        seed = np.random.SeedSequence(
+            entropy, spawn_key=key, pool_size=size, n_children_spawned=state.get(_CHILDREN, 0)
+        )
+        made = np.random.Generator(getattr(np.random, state["bit_generator"])(seed))
     else:
         raise LookupError(f"a {kind} cannot be made again")
     set_random_state(made, state)
@@ -228,7 +241,11 @@ def _names_of(value: Any) -> tuple[Any, Any]:
     return module, name or static.attribute(value, "__name__") or type(value).__name__
 
 
-_names_of_class = functools.lru_cache(maxsize=4096)(_names_of)  # of each object's class, in each look
+@functools.lru_cache(maxsize=4096)  # of each object's class, in each look
+def _names_of_class(cls: type) -> tuple[Any, Any]:
+    """By what `type` itself says: a class may have names of its own for its objects, as that of generators has."""
+    cls = static.target(cls)
+    return vars(type)["__module__"].__get__(cls), vars(type)["__qualname__"].__get__(cls)
 
 
 def label_of(value: Any) -> str:

@@ -6,7 +6,6 @@ import collections
 import functools
 import random
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -14,7 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.state.own_objects.test_changes import Holder, carried_over, looked_at
+from keras_dist_callbacks.state.own_objects.plain import label_of
+from tests.support.carried_over import Act, Holder, Make, carried_over, looked_at
 
 
 class Shape(tuple[int, ...]):
@@ -41,40 +41,6 @@ class Signal(threading.Event):
     """Likewise."""
 
 
-def double(number: int) -> int:
-    return 2 * number
-
-
-WITH_ATTRIBUTES: dict[str, Callable[[], Any]] = {
-    "tuple": lambda: Shape((1, 2)),
-    "named tuple": lambda: Pair(1, 2),
-    "frozenset": lambda: Tags((1, 2)),
-    "random generator": lambda: Dice(3),
-    "random generator of Python's own class": lambda: random.Random(3),  # noqa: S311
-    "random generator of NumPy's": lambda: Generator(np.random.PCG64(3)),
-    "partial": lambda: functools.partial(double, 1),
-    "function that remembers its results": lambda: functools.lru_cache(double),
-    "tf.function": lambda: tf.function(double),
-    "dataset": lambda: tf.data.Dataset.range(3),
-    "event": Signal,
-}
-
-
-@pytest.mark.parametrize("name", WITH_ATTRIBUTES)
-def test_a_counter_that_hangs_on_an_object_comes_back(name: str) -> None:
-    def make() -> Holder:
-        made = WITH_ATTRIBUTES[name]()
-        made.count = 0
-        return Holder(value=made)
-
-    def act(holder: Any) -> None:
-        holder.value.count += 1
-
-    _, theirs, lost = carried_over(make, act)
-    assert not lost
-    assert theirs.value.count == 1
-
-
 class WithDefault:
     """What its class says counts where an object has nothing of its own."""
 
@@ -83,45 +49,6 @@ class WithDefault:
 
     def __init__(self) -> None:
         self.limit, self.note = 3, "kept"
-
-
-def test_an_attribute_that_code_has_deleted_leaves_the_default_of_its_class() -> None:
-    def act(holder: Any) -> None:
-        del holder.value.limit
-        del holder.value.note
-
-    _, theirs, lost = carried_over(lambda: Holder(value=WithDefault()), act)
-    assert not lost
-    assert theirs.value.limit == 9
-    assert not hasattr(theirs.value, "note")
-
-
-LIMIT = 3
-
-
-def test_a_global_and_a_variable_of_an_outer_function_that_code_has_deleted_are_gone() -> None:
-    def make() -> Holder:
-        globals()["LIMIT"] = inner = 3
-
-        def read() -> list[Any]:
-            found: list[Any] = []
-            for get in (lambda: LIMIT, lambda: inner):
-                try:
-                    found.append(get())
-                except NameError:
-                    found.append(None)
-            return found
-
-        def delete() -> None:
-            nonlocal inner
-            del inner
-            del globals()["LIMIT"]
-
-        return Holder(read=read, delete=delete)
-
-    before = make().read()
-    _, theirs, _ = carried_over(make, lambda holder: holder.delete())
-    assert (before, theirs.read()) == ([3, 3], [None, None])
 
 
 class Sampler(keras.callbacks.Callback):
@@ -133,31 +60,134 @@ class Sampler(keras.callbacks.Callback):
 
 
 class Memory(keras.layers.Layer):
-    """Uses names that only a model of Keras' has for itself."""
+    """Uses names that only a model of Keras' has for itself, and has a variable with an option and one without."""
 
     def __init__(self) -> None:
         super().__init__()
         self.loss, self.inputs = 0.0, [1]
+        self.free, self.bound = keras.Variable([1.0]), keras.Variable([2.0])
+        self.bound.regularizer = keras.regularizers.L2(0.1)
 
 
-NAMES_OF_KERAS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
-    "validation_data of a callback": (Sampler, {"validation_data": (np.ones(3),)}),
-    "loss and inputs of a layer": (Memory, {"loss": 2.0, "inputs": [1, 2]}),
+def double(number: int) -> int:
+    return 2 * number
+
+
+LIMIT = 3
+
+
+def names() -> Holder:
+    globals()["LIMIT"] = inner = 3
+
+    def read() -> list[Any]:
+        found: list[Any] = []
+        for get in (lambda: LIMIT, lambda: inner):
+            try:
+                found.append(get())
+            except NameError:
+                found.append(None)
+        return found
+
+    def delete() -> None:
+        nonlocal inner
+        del inner
+        del globals()["LIMIT"]
+
+    return Holder(read=read, delete=delete)
+
+
+def counting(make: Make) -> Make:
+    def made() -> Holder:
+        value = make()
+        value.count = 0
+        return Holder(value=value)
+
+    return made
+
+
+def count(holder: Any) -> None:
+    holder.value.count += 1
+
+
+def sets(**values: Any) -> Act:
+    return lambda holder: [setattr(holder.value, name, value) for name, value in values.items()]
+
+
+def deletes(*names: str) -> Act:
+    return lambda holder: [delattr(holder.value, name) for name in names]
+
+
+def counted(make: Make) -> tuple[Make, Act, Act]:
+    return counting(make), count, lambda holder: holder.value.count
+
+
+def spawned(holder: Any) -> list[float]:
+    return [holder.value.spawn(1)[0].random(), holder.value.random()]
+
+
+def draw(holder: Any) -> None:
+    holder.value = np.random.default_rng(3)
+    holder.value.spawn(2)
+    holder.value.random()
+
+
+COMES_BACK: dict[str, tuple[Make, Act, Act]] = {
+    "a counter on a tuple": counted(lambda: Shape((1, 2))),
+    "a counter on a named tuple": counted(lambda: Pair(1, 2)),
+    "a counter on a frozenset": counted(lambda: Tags((1, 2))),
+    "a counter on a random generator": counted(lambda: Dice(3)),
+    "a counter on a random generator of Python's own class": counted(lambda: random.Random(3)),  # noqa: S311
+    "a counter on a random generator of NumPy's": counted(lambda: Generator(np.random.PCG64(3))),
+    "a counter on a partial": counted(lambda: functools.partial(double, 1)),
+    "a counter on a function that remembers its results": counted(lambda: functools.lru_cache(double)),
+    "a counter on a tf.function": counted(lambda: tf.function(double)),
+    "a counter on a dataset": counted(lambda: tf.data.Dataset.range(3)),
+    "a counter on an event": counted(Signal),
+    "a deleted attribute leaves its class' default": (
+        *(lambda: Holder(value=WithDefault()), deletes("limit", "note")),
+        lambda holder: (holder.value.limit, hasattr(holder.value, "note")),
+    ),
+    "a deleted global and variable of an outer function": (
+        *(names, lambda holder: holder.delete()),
+        lambda holder: holder.read(),
+    ),
+    "validation_data of a callback": (
+        *(lambda: Holder(value=Sampler()), sets(validation_data=(np.ones(3),))),
+        lambda holder: holder.value.validation_data,
+    ),
+    "loss and inputs of a layer": (
+        *(lambda: Holder(value=Memory()), sets(loss=2.0, inputs=[1, 2])),
+        lambda holder: (holder.value.loss, [*holder.value.inputs]),
+    ),
+    "a regularizer that is taken away": (
+        *(lambda: Holder(value=Memory()), lambda holder: setattr(holder.value.bound, "regularizer", None)),
+        lambda holder: holder.value.bound.regularizer is None,
+    ),
+    "a regularizer that is weaker": (
+        *(lambda: Holder(value=Memory()), lambda holder: setattr(holder.value.bound.regularizer, "l2", 0.05)),
+        lambda holder: holder.value.bound.regularizer.l2,
+    ),
+    "what a generator that training has made spawns": (
+        *(lambda: Holder(value=np.random.default_rng(1)), draw),
+        spawned,
+    ),
 }
 
 
-@pytest.mark.parametrize("name", NAMES_OF_KERAS)
-def test_attributes_with_names_that_keras_knows_elsewhere_are_the_users(name: str) -> None:
-    make, values = NAMES_OF_KERAS[name]
+@pytest.mark.parametrize("name", COMES_BACK)
+def test_it_is_as_it_was(name: str) -> None:
+    found = carried_over(*COMES_BACK[name])
+    assert found.lost == {}
+    assert found.theirs == found.ours != found.before
 
-    def act(holder: Any) -> None:
-        for attribute, value in values.items():
-            setattr(holder.value, attribute, value)
 
-    _, theirs, lost = carried_over(lambda: Holder(value=make()), act)
-    assert not lost
-    for attribute, value in values.items():
-        np.testing.assert_equal(getattr(theirs.value, attribute), value)
+def test_a_constraint_that_training_gives_a_variable_is_named() -> None:
+    found = carried_over(
+        lambda: Holder(value=Memory()),
+        lambda holder: setattr(holder.value.free, "constraint", keras.constraints.NonNeg()),
+        lambda holder: None,
+    )
+    assert list(found.lost) == ["value/free/_constraint"]
 
 
 def test_a_function_whose_code_is_replaced_is_unknown() -> None:
@@ -171,26 +201,5 @@ def test_a_function_whose_code_is_replaced_is_unknown() -> None:
     assert "code" in looked_at(holder, start).unknown["callback Holder()/rate"]
 
 
-class Weighted(keras.layers.Layer):
-    """Has a variable with an option, and one without."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.free, self.bound = keras.Variable([1.0]), keras.Variable([2.0])
-        self.bound.regularizer = keras.regularizers.L2(0.1)
-
-
-OPTIONS: dict[str, tuple[Callable[[Any], Any], bool]] = {
-    "a regularizer is taken away": (lambda layer: setattr(layer.bound, "regularizer", None), True),
-    "a regularizer is weaker": (lambda layer: setattr(layer.bound.regularizer, "l2", 0.05), True),
-    "a constraint is new": (lambda layer: setattr(layer.free, "constraint", keras.constraints.NonNeg()), False),
-}
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_what_training_sets_on_a_variable_comes_back_or_is_named(name: str) -> None:
-    act, comes_back = OPTIONS[name]
-    ours, theirs, lost = carried_over(lambda: Holder(layer=Weighted()), lambda holder: act(holder.layer))
-    assert bool(lost) is not comes_back
-    if comes_back:
-        assert getattr(theirs.layer.bound.regularizer, "l2", None) == getattr(ours.layer.bound.regularizer, "l2", None)
+def test_an_object_of_a_class_with_names_for_its_objects_is_called_by_that_of_the_class() -> None:
+    assert label_of(number for number in ()) == "an object of generator"

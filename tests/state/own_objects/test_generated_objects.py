@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.state.own_objects import changes
-from tests.state.own_objects.test_changes import Holder, looked_at
+from tests.support.carried_over import Holder, looked_at
 
 SEEDS = 100
 
