@@ -248,12 +248,16 @@ def _visit_random(look: Look, path: str, value: Any) -> None:
     look.note(f"{path}/", _content_of_random, value)
 
 
-def _content_of_random(look: Look, value: Any, path: str, tensors: Tensors) -> JSON:
+def _content_of_random(look: Look, value: Any, path: str, tensors: Tensors, *, seeds: bool = False) -> JSON:
     look.mutable.add(id(value))
-    state = plain.random_state(value, seeds=not look.was_there(value))
+    state = plain.random_state(value, seeds=seeds)
     if not look.stores:
         return {"$random": [type(value).__name__, repr(state)]}
     return {"$random": [type(value).__name__, own_values.encode(state, path, tensors, Answer())]}
+
+
+def _new_random(look: Look, value: Any, path: str, tensors: Tensors) -> JSON:
+    return _content_of_random(look, value, path, tensors, seeds=True)
 
 
 def _tensor(look: Look, value: Any, path: str, tensors: Tensors) -> JSON:
@@ -541,7 +545,7 @@ _KINDS: list[tuple[tuple[type, ...], Kind]] = [
     ((random.SystemRandom,), Kind(_visit_constant)),
     (
         (random.Random, np.random.Generator, np.random.RandomState),
-        Kind(_with_attributes(_visit_random), _content_of_random),
+        Kind(_with_attributes(_visit_random), _new_random),
     ),
     ((keras.Variable, tf.Variable), Kind(_visit_variable)),
     ((tf.Tensor,), Kind(None, _tensor)),
