@@ -129,7 +129,7 @@ def _is_doubted(look: Look, path: str, value: Any) -> bool:
     """Notes a container of which it is not known how another process has the same."""
     why = None
     if static.is_a(value, set | frozenset):
-        why = None if plain.is_flat(static.contents(value)) else "a set of objects"
+        why = None if plain.is_flat(_members(value)) else "a set of objects"
     elif static.is_a(value, dict):
         why = _doubt_about_keys(value)
     if why is not None and look.stores:
@@ -139,6 +139,12 @@ def _is_doubted(look: Look, path: str, value: Any) -> bool:
     elif static.is_a(value, set | frozenset):
         _note_set(look, path, value)
     return why is not None
+
+
+def _members(value: Any) -> list[Any]:
+    """Returns the items of a set; of tuples, such as pairs that were seen, what is in these."""
+    items = static.contents(value)
+    return [part for item in items for part in (item if type(item) is tuple else (item,))]
 
 
 def _doubt_about_keys(value: Any) -> str | None:
@@ -169,7 +175,7 @@ def _note_set(look: Look, path: str, value: Any) -> None:
     items = static.contents(value)
     if len(items) > 1:
         look.sets[path], look.orders_of_sets[path] = value, items
-        if sys.flags.hash_randomization and {str, bytes} & set(map(type, items)):
+        if sys.flags.hash_randomization and {str, bytes} & set(map(type, _members(value))):
             look.sets_of_texts.add(path)
 
 

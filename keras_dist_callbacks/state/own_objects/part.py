@@ -285,7 +285,11 @@ class UserState(Part):
 
     def _look(self, *, only_traced: bool = False) -> Look:
         roots = {path: root for path, root in self._roots().items() if root.is_traced or not only_traced}
-        return look_at(roots, dataclasses.replace(self._policy(), is_asserted=self._is_asserted), start=self._start)
+        found = look_at(roots, dataclasses.replace(self._policy(), is_asserted=self._is_asserted), start=self._start)
+        for label, value in self.input.start.labels.items():
+            if static.is_a(value, type):  # of objects that callbacks take from the input
+                found.name(label, value)
+        return found
 
     def _roots(self) -> dict[str, Root]:
         return _roots_of(self._fit, self._callbacks, compiled=not self._compiled.is_another)

@@ -113,7 +113,10 @@ def reads_of(code: types.CodeType) -> Reads:
                 stores.add(instruction.argval)
     dynamic = next(iter(sorted(names & _DYNAMIC)), None)
     of_keywords = {name for part in _codes(code) for item in part.co_consts if isinstance(item, tuple) for name in item}
-    found = next(iter(sorted((names & _FILE_READS) - _IN_MEMORY | of_keywords & _KEYWORDS)), "open" if opened else None)
+    files = (names & _FILE_READS) - _IN_MEMORY | of_keywords & _KEYWORDS
+    if all(map(_loads_by_itself, _codes(code))):
+        files -= {"load"}
+    found = next(iter(sorted(files)), "open" if opened else None)
     if found is None:
         found = _looks_for_files(names)
     draws = any(_may_draw(part) for part in _codes(code))
@@ -122,6 +125,13 @@ def reads_of(code: types.CodeType) -> Reads:
     unseeded = any(_draws_unseeded(part) for part in _codes(code))
     iterates = frozenset(name for part in _codes(code) for name in _iterated(part))
     return Reads(*known, dynamic, found, draws, seeded, unseeded, iterates)
+
+
+def _loads_by_itself(code: types.CodeType) -> bool:
+    """Returns whether each `load` is called on `self`: it is a method of the user's, which is looked at by itself."""
+    found = [i for i in dis.get_instructions(code) if i.opname not in _WITHOUT_NAME]
+    owners = [before for before, this in itertools.pairwise(found) if this.argval == "load"]
+    return all(owner.opname.startswith("LOAD_FAST") and owner.argval == "self" for owner in owners)
 
 
 def _iterated(code: types.CodeType) -> Iterator[str]:

@@ -53,7 +53,9 @@ def _is_data(value: Any) -> bool:
 
 def _may_be_set(key: str, now: Look) -> bool:
     """Returns whether code may give a place another value for a while, around a call of `predict`."""
-    name = parent_of(key)[1].rpartition(" ")[2]
+    name, place = parent_of(key)[1].rpartition(" ")[2], now.places.get(key)
+    if place is not None and place.kind == "default":
+        return False  # no code assigns one by its name
     return (name in now.code.stored or (key.endswith("/") and name in now.code.filled)) and _is_data(now.value_at(key))
 
 
