@@ -356,3 +356,44 @@ def test_hooks_of_an_interrupted_epochs_begin_find_what_earlier_epochs_have_note
     resumed = tiny.model()
     tiny.fit(resumed, tmp_path, make())
     tiny.assert_same(resumed, reference)
+
+
+class Warming(keras.callbacks.Callback):
+    """Notes that an epoch begins, and forgets it with the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_first, self.epochs, self.waiting = False, 0, [0]
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.is_first = True
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.epochs += self.is_first
+        self.is_first = False
+        self.model.optimizer.learning_rate = 0.1 / (1 + self.epochs)
+
+
+class Queueing(Warming):
+    """Likewise in a list."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.waiting.append(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        del self.waiting[1:]
+
+
+def test_what_hooks_of_an_epochs_begin_change_again_is_taken_back(tmp_path: Path) -> None:
+    """What is as it was at the script's start is in no backup, and these hooks have changed it since."""
+    reference, resumed = tiny.model(), tiny.model()
+    tiny.fit(reference, None, [Warming()])
+    tiny.interrupt(tmp_path, 1, 3, callbacks=[Warming()])
+    tiny.fit(resumed, tmp_path, [Warming()])
+    tiny.assert_same(resumed, reference)
+
+
+def test_what_they_change_again_in_a_container_is_named(tmp_path: Path) -> None:
+    tiny.interrupt(tmp_path, 1, 3, callbacks=[Queueing()])
+    with pytest.warns(RuntimeWarning, match="waiting .*has changed it again"):
+        tiny.fit(tiny.model(), tmp_path, [Queueing()])

@@ -26,6 +26,8 @@ from keras_dist_callbacks.state.own_values import UnstorableError
 
 _GONE: JSON = {"$gone": ""}
 _COMPARED: JSON = {"$compared": ""}
+_LEFT: JSON = {"$left": ""}
+"""It has changed, and was not saved: a restart leaves it as it finds it."""
 
 
 @dataclass
@@ -50,12 +52,12 @@ def changes_between(start: Look, now: Look) -> Changes:
     for key in changed(start, now):
         path = key.removesuffix("/")
         if _is_moved(start, now, key):
-            found.lost[path] = "it and another object have changed places"
+            found.lost[path], found.records[key] = "it and another object have changed places", [_LEFT, ""]
             continue
         try:
             found.records[key] = [_record(now, key, found.tensors), now.digest_at(key)]
         except UnstorableError as error:
-            found.lost[path] = str(error)
+            found.lost[path], found.records[key] = str(error), [_LEFT, ""]
             if now.is_below_own_state(path):  # its `set_state` may put it where it was
                 found.records[key] = [_COMPARED, now.digest_at(key)]
     unseen = {key: start.places.get(key) for key in start.digests.keys() - now.digests.keys()}
@@ -160,6 +162,30 @@ def restore(
     return {key.removesuffix("/"): why for key, why in failed.items()}
 
 
+def undo(records: Mapping[str, JSON], start: Look, now: Look) -> dict[str, str]:
+    """Takes back what code of this process has changed, and what had not changed when the backup was taken.
+
+    Args:
+        records: By path, what had changed.
+        start: The first look.
+        now: A later one.
+
+    Returns:
+        By path, why it was not possible.
+    """
+    gone = [key for key, place in start.places.items() if key not in now.digests and place and not place.is_bound]
+    failed = {}
+    for key in [*changed(start, now), *gone]:
+        place = start.place_at(key)
+        if key in records or now.is_below_own_state(key):
+            continue
+        if place is not None:
+            place.bind(start.value_at(key))
+        elif key in start.digests and key.endswith("/"):
+            failed[key.removesuffix("/")] = "code that runs when the interrupted epoch begins has changed it again"
+    return failed
+
+
 def restore_and_compare(
     records: Mapping[str, JSON],
     tensors: Mapping[str, np.ndarray[Any, Any]],
@@ -180,6 +206,7 @@ def restore_and_compare(
     Returns:
         By path, why it was not possible; and the paths below objects with `set_state` that are not as they were.
     """
+    records = {key: record for key, record in records.items() if record[0] != _LEFT}
     before = look()
     if _build_optimizers(records, before):
         before = look()

@@ -217,10 +217,12 @@ class UserState(Part):
         """Puts back what was saved."""
         records = saved.mine.state.get("changed") or {}
         found: list[Finding] = []
+        if saved.position.kind == "within":
+            found += findings.not_restored(changes.undo(records, self._start, self._look()))
         if self._compiled.is_not_restored:  # then the script's optimizer has no variables for layers frozen in training
             records = {path: record for path, record in records.items() if not path.endswith("/_trainable")}
         else:
-            found = self._trace_as_before(saved, records)
+            found += self._trace_as_before(saved, records)
         found += self._put_back(records, saved.mine.tensors)
         if self._start.with_own_state:  # their `set_state` may have changed what the model holds
             self._listed_variables.put_back()
