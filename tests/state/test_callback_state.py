@@ -374,6 +374,16 @@ class Warming(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = 0.1 / (1 + self.epochs)
 
 
+class WarmingByItself(Warming):
+    """Leaves out what is the same between two epochs."""
+
+    def get_state(self) -> dict[str, Any]:
+        return {"epochs": self.epochs}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.epochs = state["epochs"]
+
+
 class Queueing(Warming):
     """Likewise in a list."""
 
@@ -384,12 +394,13 @@ class Queueing(Warming):
         del self.waiting[1:]
 
 
-def test_what_hooks_of_an_epochs_begin_change_again_is_taken_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [Warming, WarmingByItself])
+def test_what_hooks_of_an_epochs_begin_change_again_is_taken_back(tmp_path: Path, make: Any) -> None:
     """What is as it was at the script's start is in no backup, and these hooks have changed it since."""
     reference, resumed = tiny.model(), tiny.model()
-    tiny.fit(reference, None, [Warming()])
-    tiny.interrupt(tmp_path, 1, 3, callbacks=[Warming()])
-    tiny.fit(resumed, tmp_path, [Warming()])
+    tiny.fit(reference, None, [make()])
+    tiny.interrupt(tmp_path, 1, 3, callbacks=[make()])
+    tiny.fit(resumed, tmp_path, [make()])
     tiny.assert_same(resumed, reference)
 
 
