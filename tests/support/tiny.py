@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,4 +144,26 @@ def interrupt(
         fit(built or model(), backup, [*callbacks, StopAt(epoch, batch)], save_freq=save_freq, **options)
     except Stop:
         return  # not `pytest.raises`: jobs import this module, and not pytest, which takes as long as their training
+    raise AssertionError(f"training did not come to epoch {epoch}, batch {batch}")
+
+
+def resumed(
+    directory: Path, epoch: int, batch: int, run: Callable[..., keras.Model]
+) -> tuple[keras.Model, kdc.Restored]:
+    """What a run ends with that crashes before a batch is trained, and is started again.
+
+    Args:
+        directory: Of the backups.
+        epoch: Where it crashes.
+        batch: Likewise.
+        run: Makes and fits the model, with the callbacks that it gets.
+    """
+    crash = grouped(save_on_exception=False, when_busy="wait")
+    try:
+        run(kdc.BackupAndRestore(directory, save_freq=1, **crash), StopAt(epoch, batch))
+    except Stop:
+        backup = kdc.BackupAndRestore(directory)
+        ended = run(backup)
+        assert backup.restored is not None
+        return ended, backup.restored
     raise AssertionError(f"training did not come to epoch {epoch}, batch {batch}")

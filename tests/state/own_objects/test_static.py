@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 
 import keras_dist_callbacks as kdc
+from tests.state.own_objects.test_changes import looked_at
+from tests.support import tiny
+from tests.support.grouped import grouped
 from tests.support.unlike_others import CALLED, all_of_them
 
 SETTINGS: Any = None
@@ -22,7 +25,7 @@ class Holds(keras.callbacks.Callback):
         self.value = value
         self.values = [value]
         self.by_name = {"it": value, 1: (value,)}
-        self.step = 0
+        self.step, self.count = 0, {"steps": 0}
 
         def read(given: Any = value) -> Any:
             return value.anything, given.anything
@@ -31,21 +34,10 @@ class Holds(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.step += 1
+        self.count["steps"] += 1
         if self.step < 0:
             self.read()
             print(SETTINGS.anything, SETTINGS.lr)
-
-
-def fit(directory: Any, value: Any, epochs: int) -> kdc.BackupAndRestore:
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    x = np.ones((8, 2), "float32")
-    backup = kdc.BackupAndRestore(
-        directory, save_freq=1, verbose=0, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
-    )
-    model.fit(x, x[:, :1], batch_size=4, epochs=epochs, verbose=0, callbacks=[Holds(value), backup])
-    return backup
 
 
 class Simulation:
@@ -58,24 +50,23 @@ class Simulation:
         raise AssertionError
 
 
-@pytest.mark.finds("unseen-state-of-callback")
-def test_a_get_state_that_raises_is_a_condition(tmp_path: Any) -> None:
-    for epochs in (1, 2):
-        backup = fit(tmp_path / "backup", Simulation(), epochs)
-    assert backup.restored is not None
-    assert "value (its get_state() raised TypeError" in str(backup.restored.conditions)
-
-
-@pytest.mark.in_gate(8)
 @pytest.mark.parametrize("name", all_of_them())
-def test_fit_runs_and_resumes_with_any_object_of_which_nothing_is_called(
-    tmp_path: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_of_an_object_in_a_global_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.state.own_objects.test_static.SETTINGS", all_of_them()[name])
+    CALLED.clear()
+    callback = Holds(SETTINGS)
+    looked_at(callback, looked_at(callback))
+    assert CALLED == []
+
+
+@pytest.mark.finds("unseen-state-of-callback")
+def test_fit_runs_and_resumes_with_all_of_them_and_names_a_get_state_that_raises(tmp_path: Path) -> None:
+    CALLED.clear()
     for epochs in (1, 2):
-        value = all_of_them()[name]
-        monkeypatch.setattr("tests.state.own_objects.test_static.SETTINGS", value)
-        CALLED.clear()
-        backup = fit(tmp_path / "backup", value, epochs)
-        assert CALLED == []
+        backup = kdc.BackupAndRestore(tmp_path, save_freq=1, **grouped(delete_checkpoint=False, when_busy="wait"))
+        held = (Simulation(), *all_of_them().values())
+        tiny.fit(tiny.model(), None, [*map(Holds, held), backup], epochs=epochs)
+    assert CALLED == []
     assert backup.restored is not None
-    assert backup.restored.position.step == 2
+    assert backup.restored.position.step == tiny.STEPS
+    assert "value (its get_state() raised TypeError" in str(backup.restored.conditions)
