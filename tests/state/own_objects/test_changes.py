@@ -270,6 +270,11 @@ COMES_BACK: dict[str, tuple[Make, Act] | tuple[Make, Act, Act]] = {
         lambda: Holder(**{**dict.fromkeys(PLAIN), "seen": Seen(), "member": Stage.FIRST, "flag": Flags.B}),
         puts(**PLAIN),
     ),
+    "pairs that were seen": (
+        lambda: Holder(seen={(1, 2)}),
+        lambda h: h.seen.update({(3, 4), (5, 6)}),
+        lambda h: list(h.seen),
+    ),
     "a deleted attribute": (lambda: Holder(value=1, pending=2), lambda h: vars(h).pop("pending")),
     "containers in place, with their order": (containers, change_containers, lambda h: (h, list(h.numbers))),
     "containers of the user's, with attributes and slots": (

@@ -23,7 +23,7 @@ from keras_dist_callbacks.state.own_objects import edits
 from keras_dist_callbacks.state.own_objects.edits import Edits
 from keras_dist_callbacks.state.own_objects.kinds import look_at
 from keras_dist_callbacks.state.own_objects.look import Policy, Root
-from tests.state.own_objects.test_changes import Holder
+from tests.support.carried_over import Holder
 
 POLICY = Policy(lambda v: False, lambda v: None, frozenset, lambda v: isinstance(v, keras.callbacks.Callback))
 ROOT = "callback Holder()"

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 from random import choice
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -16,8 +16,8 @@ import sklearn.utils
 import tensorflow as tf
 
 from keras_dist_callbacks.state.own_objects.input_objects import _doubt_about_code, _uncompared_path
-from tests.state.own_objects.test_changes import looked_at
 from tests.support import tiny
+from tests.support.carried_over import looked_at
 
 
 class Batches(keras.utils.PyDataset):
@@ -191,3 +191,42 @@ def test_an_image_generator_of_keras_own_is_a_condition_for_the_same_model_too(t
 
     (condition,) = tiny.resumed(tmp_path, 1, 1, run)[1].conditions
     assert "reading a batch changes its state" in condition
+
+
+class Policy(NamedTuple):
+    """Only the data have one when training begins."""
+
+    scale: float = 1.0
+
+
+class Scaled(Batches):
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy = Policy()
+
+    def on_epoch_end(self) -> None:
+        self.scale = self.policy.scale
+
+
+class Grows(keras.callbacks.Callback):
+    """Keeps the policies that it has left behind."""
+
+    def __init__(self, data: Scaled) -> None:
+        super().__init__()
+        self.data, self.policies = data, list[Policy]()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.policies.append(self.data.policy)
+        self.data.policy = Policy(0.5 * self.policies[-1].scale)
+
+
+@pytest.mark.slow  # complete fits
+def test_objects_of_a_class_that_only_the_input_has_come_back_in_a_callback(tmp_path: Path) -> None:
+    def run(*callbacks: Any) -> keras.Model:
+        model, data = tiny.model(), Scaled()
+        tiny.fit(model, None, [Grows(data), *callbacks], x=data)
+        return model
+
+    model, restored = tiny.resumed(tmp_path, 2, 2, run)
+    assert not restored.notes
+    tiny.assert_same(model, run())

@@ -9,8 +9,8 @@ import keras
 import pytest
 
 import keras_dist_callbacks as kdc
-from tests.state.own_objects.test_changes import looked_at
 from tests.support import tiny
+from tests.support.carried_over import looked_at
 from tests.support.grouped import grouped
 from tests.support.unlike_others import CALLED, all_of_them
 
