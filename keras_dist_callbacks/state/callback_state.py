@@ -203,6 +203,14 @@ class CallbackStates(Part):
             piece = self._saved.mine
             self._found = restore_callbacks(self.all, piece.state, piece.tensors)
 
+    def put_back_of_keras(self) -> None:
+        """Likewise those of Keras' own that write no files, such as the History; they may be given it twice."""
+        state, tensors = (self._saved.mine.state, self._saved.mine.tensors) if self._saved is not None else ({}, {})
+        for name, member in _members(self.all).items():
+            known = keras_callbacks.known(member.callback)
+            if known and known.prepare is None and member.entry and member.entry.set is known.set and name in state:
+                known.set(member.callback, from_json(state[name], tensors))
+
     def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
         """Returns what did not match."""
         return self._found if moment is arrived(saved.position) else []

@@ -162,6 +162,11 @@ def restore(
     return {key.removesuffix("/"): why for key, why in failed.items()}
 
 
+def by_value(records: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Returns the records that say what is there, and not only that it has changed or what `get_state` returned."""
+    return {key: record for key, record in records.items() if _tag(record[0]) not in ("$own", "$compared", "$left")}
+
+
 def undo(records: Mapping[str, JSON], start: Look, now: Look) -> dict[str, str]:
     """Takes back what code of this process has changed, and what had not changed when the backup was taken.
 
@@ -177,7 +182,7 @@ def undo(records: Mapping[str, JSON], start: Look, now: Look) -> dict[str, str]:
     failed = {}
     for key in [*changed(start, now), *gone]:
         place = start.place_at(key)
-        if key in records:
+        if key in records and not now.is_below_own_state(key):  # `set_state` finds all as the script has made it
             continue
         if place is not None:
             place.bind(start.value_at(key))

@@ -86,7 +86,6 @@ class UserState(Part):
         self.input = InputState(fit, self._policy(), self._callbacks)
         self._start = start = look_at(self._roots(), self._policy())
         self._is_begun = True
-        self._set_otherwise: list[str] = []  # what `set_state` has set that no backup says, before the hooks ran
         self._runs = runs_of(fit.model)
         self._changed_before = self._runs.changed.get(directory, Remembered())
         self._changed = self._runs.changed[directory] = Remembered()
@@ -232,15 +231,14 @@ class UserState(Part):
         """Puts back what hooks of the interrupted epoch's begin may read, such as a list of the epochs before.
 
         Keras calls them again before training has arrived; all that they change is put back once more then. What the
-        step reads when it is traced waits until it was.
+        step reads when it is traced waits until it was, and `set_state` of the user's is called once, at the end.
         """
         records = saved.mine.state.get("changed") or {}
         traced = {key for key in records if not self._start.traced.isdisjoint(with_parents(key)[:2])}
         waiting = {key for key in traced if may_be_traced(key, self._start)}
         early = {key: record for key, record in records.items() if key not in waiting}
-        _, self._set_otherwise = changes.restore_and_compare(
-            early, saved.mine.tensors, self._look, self._states.put_back
-        )
+        changes.restore(changes.by_value(early), saved.mine.tensors, self._look)
+        self._states.put_back_of_keras()
 
     def _put_back(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[Finding]:
         """Puts back what was saved, `set_state` of the callbacks included; returns what is not as it was."""
@@ -252,8 +250,7 @@ class UserState(Part):
         failed, others = changes.restore_and_compare(saved, tensors, self._look, set_states)
         now = self._look() if shared_with_input else None
         replaced = [path for path, value in shared_with_input.items() if now and now.value_at(path) is not value]
-        others = list(dict.fromkeys([*self._set_otherwise, *others, *replaced]))
-        return [*findings.not_restored(failed), *findings.set_otherwise(others)]
+        return [*findings.not_restored(failed), *findings.set_otherwise([*others, *replaced])]
 
     def _edits(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[Finding]:
         """Returns what the script says otherwise than in the interrupted run, and no other part reports."""

@@ -217,7 +217,7 @@ class Grows(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.policies.append(self.data.policy)
-        self.data.policy = Policy(0.5 * self.policies[-1].scale)
+        self.data.policy = self.data.policy._replace(scale=0.5 * self.data.policy.scale)
 
 
 @pytest.mark.slow  # complete fits
