@@ -213,7 +213,7 @@ class Grows(keras.callbacks.Callback):
 
     def __init__(self, data: Scaled) -> None:
         super().__init__()
-        self.data, self.policies = data, list[Policy]()
+        self.data, self.policies = data, list[Any]()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.policies.append(self.data.policy)
