@@ -86,6 +86,7 @@ class UserState(Part):
         self.input = InputState(fit, self._policy(), self._callbacks)
         self._start = start = look_at(self._roots(), self._policy())
         self._is_begun = True
+        self._early: dict[str, JSON] = {}  # what was put back for hooks, and no traced function reads
         self._runs = runs_of(fit.model)
         self._changed_before = self._runs.changed.get(directory, Remembered())
         self._changed = self._runs.changed[directory] = Remembered()
@@ -182,6 +183,7 @@ class UserState(Part):
         now = self._last_trace["digests"]
         self._put_back_start(early.keys() - records.keys())
         differing = [key for key in dict.fromkeys([*traced, *now]) if traced.get(key) != now.get(key)]
+        differing = [key for key in differing if key not in self._early]
         return list(map(findings.traced, differing))
 
     def _put_back_start(self, keys: Collection[str]) -> None:
@@ -236,8 +238,8 @@ class UserState(Part):
         records = saved.mine.state.get("changed") or {}
         traced = {key for key in records if not self._start.traced.isdisjoint(with_parents(key)[:2])}
         waiting = {key for key in traced if may_be_traced(key, self._start)}
-        early = {key: record for key, record in records.items() if key not in waiting}
-        changes.restore(changes.by_value(early), saved.mine.tensors, self._look)
+        self._early = changes.by_value({key: record for key, record in records.items() if key not in waiting})
+        changes.restore(self._early, saved.mine.tensors, self._look)
         self._states.put_back_of_keras()
 
     def _put_back(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[Finding]:
