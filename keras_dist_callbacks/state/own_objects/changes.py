@@ -181,14 +181,12 @@ def undo(records: Mapping[str, JSON], start: Look, now: Look) -> dict[str, str]:
     gone = [key for key, place in start.places.items() if key not in now.digests and place and not place.is_bound]
     failed = {}
     for key in [*changed(start, now), *gone]:
-        place = start.place_at(key)
-        if key in records and not now.is_below_own_state(key):  # `set_state` finds all as the script has made it
+        place, is_own = start.place_at(key), now.is_below_own_state(key)
+        if key in records and not is_own:  # `set_state` finds all as the script has made it
             continue
         if place is not None:
             place.bind(start.value_at(key))
-        elif (
-            key in start.digests and key.endswith("/") and not now.is_below_own_state(key)
-        ):  # then `set_state` may have
+        elif key in start.digests and key.endswith("/") and not is_own:
             failed[key.removesuffix("/")] = "code that runs when the interrupted epoch begins has changed it again"
     return failed
 
