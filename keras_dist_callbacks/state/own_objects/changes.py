@@ -185,7 +185,10 @@ def undo(records: Mapping[str, JSON], start: Look, now: Look) -> dict[str, str]:
         if key in records and not is_own:  # `set_state` finds all as the script has made it
             continue
         if place is not None:
-            place.bind(start.value_at(key))
+            try:
+                place.bind(start.value_at(key))
+            except _ERRORS as error:
+                failed[key] = f"{type(error).__name__}: {error}"
         elif key in start.digests and key.endswith("/") and not is_own:
             failed[key.removesuffix("/")] = "code that runs when the interrupted epoch begins has changed it again"
     return failed
