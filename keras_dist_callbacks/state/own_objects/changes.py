@@ -60,8 +60,8 @@ def changes_between(start: Look, now: Look) -> Changes:
             found.lost[path], found.records[key] = str(error), [_LEFT, ""]
             if now.is_below_own_state(path):  # its `set_state` may put it where it was
                 found.records[key] = [_COMPARED, now.digest_at(key)]
-    unseen = {key: start.places.get(key) for key in start.digests.keys() - now.digests.keys()}
-    found.records |= {key: [_GONE, "absent"] for key, place in unseen.items() if place and not place.is_bound}
+    unseen = start.digests.keys() - now.digests.keys()
+    found.records |= {key: [_GONE, "absent"] for key in unseen if _is_gone(start, now, key)}
     found.lost |= _shared_memory(now) | _environment(start, now)
     return found
 
@@ -89,6 +89,15 @@ def _is_change(start: Look, now: Look, key: str) -> bool:
         return not (key in now.late and now.objects.get(key) is now.value_at(key))  # then the script has made it
     # A module or class of a library has no path; nor has a module that a function imports when it is called.
     return parent_of(key)[0] in now.objects or place.key in now.code.stored | now.code.filled
+
+
+def _is_gone(start: Look, now: Look, key: str) -> bool:
+    """Returns whether nothing is there any more, and it is not only reached no longer."""
+    place, (above, name) = start.places.get(key), parent_of(key)
+    name = name.removeprefix(".")
+    if place is None and above in now.objects and name.isidentifier() and not key.endswith("/"):
+        place = Place("attribute", now.objects[above], name)  # it was there in an earlier fit of this process
+    return place is not None and not place.is_bound
 
 
 def _is_moved(start: Look, now: Look, key: str) -> bool:
