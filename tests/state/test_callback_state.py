@@ -347,15 +347,33 @@ def scheduled(notes: list[float]) -> list[keras.callbacks.Callback]:
     return [schedule, keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: notes.append(logs["loss"]))]
 
 
-@pytest.mark.parametrize("make", [lambda: [Adapting()], lambda: [AdaptingByItself()], lambda: scheduled([])])
+class AdaptingByTheModel(keras.callbacks.Callback):
+    """Notes it on the model, where a step that is traced might read it, and does not."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch:
+            self.model.optimizer.learning_rate = 0.1 * self.model.notes[epoch - 1]
+        else:
+            self.model.notes = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.notes.append(logs["loss"])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: [Adapting()], lambda: [AdaptingByItself()], lambda: [AdaptingByTheModel()], lambda: scheduled([])],
+)
 def test_hooks_of_an_interrupted_epochs_begin_find_what_earlier_epochs_have_noted(tmp_path: Path, make: Any) -> None:
     """Keras calls them again in the middle of the epoch: a schedule must not raise for a list that is still empty."""
     reference = tiny.model()
     tiny.fit(reference, None, make())
     tiny.interrupt(tmp_path, 2, 3, callbacks=make())
-    resumed = tiny.model()
-    tiny.fit(resumed, tmp_path, make())
+    resumed, backup = tiny.model(), kdc.BackupAndRestore(tmp_path)
+    tiny.fit(resumed, None, [*make(), backup])
     tiny.assert_same(resumed, reference)
+    assert backup.restored is not None
+    assert "traced" not in {finding.code for finding in backup.restored.findings}  # no step reads it
 
 
 class Warming(keras.callbacks.Callback):

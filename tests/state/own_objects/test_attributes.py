@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks.state.own_objects.plain import label_of
+from keras_dist_callbacks.state.own_objects.traces import changed_since_traced
 from tests.support.carried_over import Act, Holder, Make, carried_over, looked_at
 
 
@@ -188,6 +189,22 @@ def test_a_constraint_that_training_gives_a_variable_is_named() -> None:
         lambda holder: None,
     )
     assert list(found.lost) == ["value/free/_constraint"]
+
+
+class Edges:
+    def __init__(self, rate: float = 0.5) -> None:
+        self.rate = rate
+
+    def lower(self) -> None:
+        self.rate *= 0.9
+
+
+def test_code_that_assigns_an_attribute_assigns_no_default_value_of_its_name() -> None:
+    edges = Edges()
+    traced = tf.function(lambda x: x * edges.rate)
+    traced(tf.constant(1.0))
+    found = changed_since_traced(looked_at(Holder(edges=edges, traced=traced)), [])
+    assert found == ["callback Holder()/edges/rate"]
 
 
 def test_a_function_whose_code_is_replaced_is_unknown() -> None:
