@@ -20,6 +20,7 @@ import pytest
 
 from keras_dist_callbacks.cluster.roles import Role
 from keras_dist_callbacks.launch.processes import is_free, reserve_ports
+from tests.support import refuse_plain_text
 from tests.support.launching import Launched, is_alive, wait_for
 
 pytestmark = pytest.mark.kill
@@ -49,6 +50,8 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     signals: tuple[int, ...] = ()
     up: int = 1
+
+    __post_init__ = refuse_plain_text
 
 
 TWO = {"workers": 2}
@@ -87,7 +90,7 @@ CASES = {
         {"*": "n = int(attempt); trained(10 * n + 5, 10 * n)\nif n < 4: die(9)"},
         0,
         5,
-        ("attempt 2 starts from the backup of step 10; 5 steps are repeated"),
+        ("attempt 2 starts from the backup of step 10; 5 steps are repeated",),
         {"max_restarts": 1},
     ),
     "the same backup again is no progress": Case(

@@ -1,6 +1,8 @@
 """What tests share: models, workloads of real processes, stores; no test lives here."""
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 from keras_dist_callbacks.base.process import PARTS
 from keras_dist_callbacks.base.process_runs import ProcessRuns
@@ -17,3 +19,11 @@ def forget_runs() -> None:
 def files(directory: Path) -> dict[str, bytes]:
     """Every file below a directory, with its content."""
     return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+def refuse_plain_text(case: Any) -> None:
+    """The `__post_init__` of a case: a string in place of several would be taken for its characters."""
+    for field in dataclasses.fields(case):
+        value = getattr(case, field.name)
+        if isinstance(value, str) and str(field.type).startswith(("tuple[", "list[", "Sequence[")):
+            raise TypeError(f"{field.name} is {value!r}: a comma is missing, ({value!r},)")
