@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.exactness_generated import generated
-from tests.support.exactness_generated_run import UntrainableError, judge
+from tests.support.exactness_generated import PREFIX, generated
+from tests.support.exactness_run import UntrainableError, judged
 
 SEEDS = range(300)
 
@@ -20,11 +20,13 @@ SEEDS = range(300)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_is_called_exact_is(tmp_path: Path, seed: int) -> None:
+    case = generated(seed)
     try:
-        found = judge(tmp_path, seed)
+        outcome = judged(tmp_path, f"{PREFIX}{seed}", case.strategies[0])
     except UntrainableError as error:
         pytest.skip(str(error).partition("\n")[0])
-    assert found.problem is None, f"{found.problem}\n{generated(seed)}\nwhat was said: {found.said}"
+    problems = outcome.problems(case)
+    assert not problems, "\n".join([*problems, str(case), "what was said:", outcome.said])
 
 
 def test_a_seed_means_the_same_again() -> None:

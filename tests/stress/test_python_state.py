@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.exactness_run import REFUSED, killed_and_resumed, uninterrupted
-from tests.support.exactness_state import STATE_CASES
+from tests.support.exactness_objects import STATE_CASES
+from tests.support.exactness_run import REFUSED, judged
 
 CELLS = [(name, strategy) for name, case in STATE_CASES.items() for strategy in case.strategies]
 
@@ -50,13 +50,10 @@ COPIED = ("state: set in model", "state: set in layer")
 
 
 def check(tmp_path: Path, name: str, strategy: str) -> None:
-    reference = uninterrupted(tmp_path / "reference", name, strategy)
-    outcome = killed_and_resumed(tmp_path / "resumed", reference, name, strategy)
+    outcome = judged(tmp_path, name, strategy)
     assert outcome.verdict != REFUSED, outcome.said
-    if outcome.verdict == "exact":
-        assert outcome.identical, outcome.differences
-    else:
-        assert name.startswith((*NOT_STORABLE, *MOVED, *COPIED)), outcome.said
+    assert not outcome.problems(STATE_CASES[name])
+    assert outcome.verdict == "exact" or name.startswith((*NOT_STORABLE, *MOVED, *COPIED)), outcome.said
 
 
 def test_the_gate_has_each_place_and_each_kind() -> None:

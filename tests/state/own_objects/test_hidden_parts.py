@@ -35,7 +35,7 @@ from keras_dist_callbacks.state.own_objects.part import is_called
 from tests.state.own_objects.test_changes import Tags
 from tests.support import tiny
 from tests.support.carried_over import POLICY, Act, Holder, Make, carried_over, looked_at, nothing, puts
-from tests.support.exactness_hidden import TrainsAnother
+from tests.support.exactness_objects import TrainsAnother
 from tests.support.inputs import Batches
 
 
