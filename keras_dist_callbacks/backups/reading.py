@@ -6,7 +6,7 @@ Nothing is allocated before the store has said that the blobs are as long as the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -40,20 +40,29 @@ class _Range:
     tensors: tuple[tuple[str, TensorInfo], ...]
 
 
-def check_sizes(storage: Storage, blobs: Iterable[BlobInfo]) -> None:
+def stored_sizes(storage: Storage, blobs: Iterable[BlobInfo]) -> dict[str, int]:
+    """Returns the sizes of all that is stored in the directories of blobs, by path."""
+    directories = {blob.path.rpartition("/")[0] for blob in blobs}
+    return {f"{directory}/{f.name}": f.size for directory in directories for f in storage.files(directory)}
+
+
+def check_sizes(storage: Storage, blobs: Collection[BlobInfo], stored: Mapping[str, int] | None = None) -> None:
     """Makes sure that the store holds each blob, as long as it should be.
+
+    Args:
+        storage: The backup directory.
+        blobs: The blobs.
+        stored: Sizes of what is stored. Defaults to what the store says now.
 
     Raises:
         DamagedBackupError: One is missing, or has another length.
     """
     wanted = {blob.path: blob.size for blob in blobs}
-    found: dict[str, int] = {}
-    for directory in {path.rpartition("/")[0] for path in wanted}:
-        found.update({f"{directory}/{f.name}": f.size for f in storage.files(directory)})
+    found = stored_sizes(storage, blobs) if stored is None else stored
     for path, size in sorted(wanted.items()):
         if found.get(path) != size:
-            actual = f"{found[path]} bytes long" if path in found else "missing"
-            raise DamagedBackupError(f"{storage.display(path)} is {actual} instead of {size} bytes long")
+            actual = f"is {found[path]} bytes long instead of {size}" if path in found else "is missing"
+            raise DamagedBackupError(f"{storage.display(path)} {actual}")
 
 
 def read_tensors(

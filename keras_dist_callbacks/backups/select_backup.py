@@ -72,11 +72,8 @@ def latest_intact(
     for commit, reason in damaged.items():
         warn(f"a damaged backup was quarantined: {reason}")
         store.quarantine(commit)
-    if found is None and (damaged or store.has_owner_records()):
-        say(
-            f"{store.storage.display()}: an earlier run committed no backup; starting from the beginning",
-            verbose=verbose,
-        )
+    if found is None and (why := store.why_no_backup()):
+        say(f"{store.storage.display()}: {why}; starting from the beginning", verbose=verbose)
     return found
 
 
@@ -113,7 +110,7 @@ def find_backup(
         raise errors[0]  # of the others nothing is known
     if errors:
         raise DamagedBackupError(_nothing_intact(store.storage.display(), errors))
-    raise ConfigError(_not_found(store, name))
+    raise ConfigError(not_found(store, name))
 
 
 def _search(
@@ -133,7 +130,8 @@ def _search(
     return None, damaged, vanished
 
 
-def _not_found(store: BackupStore, name: str | None) -> str:
+def not_found(store: BackupStore, name: str | None) -> str:
+    """Says that no backup was found, or none of that name, and which there are."""
     known = ", ".join(commit.label for commit in reversed(store.commits()[-5:]))
     where = store.storage.display()
     if name is None or not known:

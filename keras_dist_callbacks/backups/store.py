@@ -183,7 +183,7 @@ class BackupStore:
         """The blobs that manifests name, and the generations of damaged manifests, whose blobs are all kept."""
         manifests = {**self._manifests, **{manifest.id: manifest for manifest in self._own_manifests()}}
         needed = {blob.path for manifest in manifests.values() for blob in manifest.blobs}
-        return needed, {commit.generation for commit in self._quarantined()}
+        return needed, {commit.generation for commit in self.quarantined()}
 
     def _delete_all_but(self, needed: set[str], inspected: set[int]) -> None:
         for generation in self._generations():
@@ -224,14 +224,18 @@ class BackupStore:
         found = (CommitId.parse(f.name) for f in self.storage.files(COMMITS))
         return sorted(commit for commit in found if commit is not None)
 
-    def _quarantined(self) -> list[CommitId]:
+    def quarantined(self) -> list[CommitId]:
+        """Returns the commits whose damaged manifests were moved aside; which blobs they name is not known."""
         found = (names.quarantined_name(f.name) for f in self.storage.files(DAMAGED))
         parsed = (CommitId.parse(name) for name in found if name is not None)
         return [commit for commit in parsed if commit is not None]
 
-    def has_owner_records(self) -> bool:
-        """Returns whether earlier runs started here."""
-        return bool(self._owners())
+    def why_no_backup(self) -> str:
+        """Says what earlier runs did in a directory without a backup; an empty text if none started here."""
+        newest = max(self._owners(), default=0)
+        if self.has_committed(newest):
+            return "a run has committed here, but no manifest is left"
+        return "a run started here, but committed no backup" if newest else ""
 
     def manifest(self, commit: CommitId) -> Manifest:
         """Reads and checks a manifest.

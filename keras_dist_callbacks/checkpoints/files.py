@@ -21,6 +21,7 @@ from keras_dist_callbacks.backups.record_io import read_verified
 from keras_dist_callbacks.base.errors import DamagedBackupError, FencedError, StorageError
 from keras_dist_callbacks.base.process import Shared, shared
 from keras_dist_callbacks.base.terminal import first_few, warn
+from keras_dist_callbacks.checkpoints.foreign import ForeignCheckpoint, recognized
 from keras_dist_callbacks.checkpoints.record import (
     EXTENSIONS,
     INCOMPLETE,
@@ -87,13 +88,13 @@ class Listing:
     Attributes:
         checkpoints: Those with a record, newest first; their content is not verified.
         problems: Files whose record is damaged or says another size, or that were not written to the end.
-        without_record: Names of the other files without a record: those of other programs.
+        foreign: What has no record otherwise: another program wrote it.
         generation: The largest in any record, 0 without records.
     """
 
     checkpoints: tuple[Checkpoint, ...] = ()
     problems: tuple[Problem, ...] = ()
-    without_record: tuple[str, ...] = ()
+    foreign: tuple[ForeignCheckpoint, ...] = ()
     generation: int = 0
 
     @property
@@ -128,7 +129,8 @@ def find(storage: Storage, template: str | None = None) -> Listing:
         BackupMismatchError: A newer version of this package wrote one of them.
         StorageError: The store cannot be read.
     """
-    files = [info for info in storage.files() if info.name.endswith(EXTENSIONS)]
+    listed = storage.files()
+    files = [info for info in listed if info.name.endswith(EXTENSIONS)]
     links = {info.name: target for info in files if (target := storage.link_target(info.name)) is not None}
     files = [info for info in files if info.name not in links]
     with ThreadPoolExecutor(_READERS) as pool:
@@ -151,10 +153,12 @@ def find(storage: Storage, template: str | None = None) -> Listing:
     incomplete = [name for name in bare if any(fits.fullmatch(name) for fits in patterns)]
     problems += [Problem(name, storage.display(name), "incomplete") for name in incomplete]
     mine = [one for one in found if template is None or template in (one.record.template, one.name)]
+    ours = {info.name for info in listed if info.name.endswith(EXTENSIONS)}.difference(bare).union(incomplete)
+    others = [one for one in recognized([info.name for info in listed]) if one.name not in ours]
     return Listing(
         checkpoints=tuple(sorted(mine, key=lambda one: one.order, reverse=True)),
         problems=tuple(problems),
-        without_record=tuple(name for name in bare if name not in incomplete),
+        foreign=tuple(one for one in others if template is None or pattern_of(template).fullmatch(one.name)),
         generation=max([0, *(one.record.generation for one in found)]),
     )
 
@@ -175,8 +179,7 @@ def latest_verified(storage: Storage, template: str | None = None, *, into: Path
         BackupMismatchError: A newer version of this package wrote one of them.
     """
     listing = find(storage, template)
-    others = [name for name in listing.without_record if template is None or pattern_of(template).fullmatch(name)]
-    return first_intact(storage, listing.checkpoints, listing.problems, into=into, others=others)
+    return first_intact(storage, listing.checkpoints, listing.problems, into=into, foreign=listing.foreign)
 
 
 def first_intact(
@@ -185,7 +188,7 @@ def first_intact(
     known_problems: Iterable[Problem] = (),
     *,
     into: Path | None = None,
-    others: Sequence[str] = (),
+    foreign: Sequence[ForeignCheckpoint] = (),
 ) -> Checkpoint | None:
     """Returns the first of several checkpoints whose content matches its record; a warning names damaged ones.
 
@@ -194,7 +197,7 @@ def first_intact(
         candidates: The checkpoints.
         known_problems: What else is damaged there.
         into: A local directory that gets a copy of the file. Defaults to no copy.
-        others: Names of files of other programs; the warning names those that are newer than the one that is used.
+        foreign: Those of other programs; the warning names those that are newer than the one that is used.
 
     Raises:
         DamagedBackupError: There are some, but none of them is intact.
@@ -209,13 +212,9 @@ def first_intact(
             problems.append(damaged(storage, candidate.name, error))
             continue
         texts = [str(problem) for problem in problems]
-        newer = _written_after(storage, others, found.name)
+        newer = _written_after(storage, foreign, found.name)
         if newer:
-            texts.append(
-                f"{', '.join(first_few([storage.display(name) for name in newer]))} without a record: another program "
-                "wrote or rewrote it, so it is not used (make_or_restore_model(..., adopt=True) uses such files if "
-                "there are no others)"
-            )
+            texts.append(without_record(map(storage.display, newer)))
         if texts:
             warn(f"{'; '.join(texts)}. {storage.display(found.name)} is used", UserWarning)
         return found
@@ -227,13 +226,23 @@ def first_intact(
     return None
 
 
-def _written_after(storage: Storage, names: Sequence[str], reference: str) -> list[str]:
-    """Returns those of some files that were written after another one."""
-    if not names:
+def _written_after(storage: Storage, foreign: Sequence[ForeignCheckpoint], reference: str) -> list[str]:
+    """Returns the names of those that were written after a file."""
+    if not foreign:
         return []
+    then = storage.modified(reference)
     with ThreadPoolExecutor(_READERS) as pool:
-        *times, then = pool.map(storage.modified, [*names, reference])
-    return [name for name, time in zip(names, times, strict=True) if time > then]
+        times = list(pool.map(lambda one: one.written(storage), foreign))
+    return [one.name for one, written in zip(foreign, times, strict=True) if written > then]
+
+
+def without_record(names: Iterable[str]) -> str:
+    """Says why files of other programs are not used."""
+    shown = ", ".join(first_few(list(names)))
+    return (
+        f"{shown} without a record: another program wrote or rewrote it, so it is not verified and not used "
+        "(make_or_restore_model(..., adopt=True) starts from the newest such file that loads, if there are no others)"
+    )
 
 
 def verify(storage: Storage, name: str) -> Checkpoint:

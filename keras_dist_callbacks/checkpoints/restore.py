@@ -303,14 +303,19 @@ def _restore_latest_loadable(
     Args:
         cluster: The workers; all call this.
         storage: Where they are.
-        template: As in `foreign.find`.
+        template: As in `files.find`.
         into: A local directory for copies.
         loaders: One for each kind; that of `"tf"` gets the path without `.index`.
 
     Returns:
         The model, why it is not exact, and where it is from; None if no other tool left anything.
     """
-    present = cluster.on_chief(lambda: foreign.find(storage, template), _ADOPTING, _TIMEOUT) or []
+    present = (
+        cluster.on_chief(
+            lambda: foreign.newest_first(storage, files.find(storage, template).foreign), _ADOPTING, _TIMEOUT
+        )
+        or []
+    )
     reasons: list[str] = []
     for fields in cluster.broadcast([vars(checkpoint) for checkpoint in present], _ADOPTING, kind=list[dict[str, Any]]):
         checkpoint = ForeignCheckpoint(**{**fields, "files": tuple(fields["files"])})
@@ -525,12 +530,6 @@ def _split(checkpoint_dir: str | os.PathLike[str]) -> tuple[str, str | None]:
 
 
 def _report_foreign(storage: Storage) -> None:
-    names = foreign.names(storage)
-    if names:
-        warn(
-            f"{storage.display()} holds {len(names)} checkpoint(s) without a record "
-            f"({', '.join(first_few(names))}): "
-            "another program wrote or rewrote them, or they are incomplete. They cannot be verified and are not used; "
-            "make_or_restore_model(..., adopt=True) starts from the newest that loads",
-            UserWarning,
-        )
+    found = files.find(storage).foreign
+    if found:
+        warn(files.without_record(storage.display(one.name) for one in found), UserWarning)

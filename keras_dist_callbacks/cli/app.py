@@ -112,10 +112,10 @@ def show(
     storage_options: Options = None,
     as_json: Json = False,
 ) -> None:
-    """Shows what one backup holds: progress, versions, random states, callbacks, files and tensors.
+    """Shows what one backup holds: progress, versions, callbacks, Python state and tensors.
 
-    Of a checkpoint: its record and, once its content was compared with the digest, its tensors. Without a name
-    the newest backup is shown or, if there are only checkpoints, the newest checkpoint.
+    Of a checkpoint: its record, and whether its content is intact. Without a name the newest backup is shown or, if
+    there are only checkpoints, the newest checkpoint.
     """
     from keras_dist_callbacks.checkpoints import files
     from keras_dist_callbacks.checkpoints.record import EXTENSIONS
@@ -134,9 +134,8 @@ def show(
             shown = partial(details.show_commit, every_tensor=every_tensor)
             target.report(held, shown, problem=held.commit.state != "ok")
             return
-        found = details.describe_checkpoint(target.storage, checkpoint, () if name else published.problems)
-        shown_file = partial(details.show_checkpoint, every_tensor=every_tensor)
-        target.report(found, shown_file, problem=bool(found.state != "intact" or found.others))
+        found = details.describe_checkpoint(target.storage, checkpoint, published, is_named=bool(name))
+        target.report(found, details.show_checkpoint, problem=bool(found.state != "intact" or found.others))
 
 
 @app.command(epilog=_EXIT_CODES)
@@ -159,12 +158,12 @@ def export(
     with its optimizer; a process with Keras makes these, of the architecture that backups of fit() hold.
     """
     from keras_dist_callbacks.cli import exporting
-    from keras_dist_callbacks.cli.inventory import read_entries
+    from keras_dist_callbacks.cli.inventory import Entry
     from keras_dist_callbacks.cli.output import opened
 
     with opened(url, storage_options, as_json) as target:
-        chosen = _chosen(target, read_entries(target.store), commit)
-        name = None if commit == "latest" else chosen.readable().id.label
+        _chosen(target, [Entry(found, None) for found in target.store.commits()], commit)  # or it says what is there
+        name = None if commit == "latest" else commit
         written = exporting.export(target, url, name, out, model, modules or ())
         target.report(written, exporting.show_export)
 
@@ -402,17 +401,15 @@ def doctor(url: Url, storage_options: Options = None, as_json: Json = False) -> 
 
 
 def _chosen(target: Target, entries: list[Entry], name: str) -> Entry:
-    if not entries:
-        from keras_dist_callbacks.cli.output import nothing_in
+    from keras_dist_callbacks.backups import select_backup
+    from keras_dist_callbacks.cli.output import nothing_in
 
+    if not entries:
         raise nothing_in(target, "backup")
-    if name == "latest":
-        return entries[-1]
-    found = [entry for entry in entries if entry.id.matches_name(name)]
-    if len(found) != 1:
-        known = ", ".join(entry.id.label for entry in reversed(entries[-5:]))
-        raise ConfigError(f"{target.url}: {len(found) or 'no'} backups are named {name!r}; the newest: {known}")
-    return found[0]
+    found = [entry for entry in entries if name == "latest" or entry.id.matches_name(name)]
+    if not found:
+        raise ConfigError(select_backup.not_found(target.store, name))
+    return found[-1]
 
 
 def _confirmed() -> bool:

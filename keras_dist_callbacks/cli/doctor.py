@@ -1,6 +1,7 @@
-"""`kdc doctor`: whether a store can hold backups, and what interrupted runs have left in it.
+"""`kdc doctor`: whether a store can hold backups, and what is wrong in it or needed by nothing.
 
-The store is tried out with small objects that are deleted again.
+The store is tried out with small objects that are deleted again. What backups, checkpoints and leftovers are, `kdc ls`
+and `kdc prune` judge.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import statistics
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -22,13 +23,13 @@ from typing import Literal
 
 from rich.text import Text
 
-from keras_dist_callbacks.backups.names import blob_generation
+from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.base.errors import BackupMismatchError, StorageError
 from keras_dist_callbacks.checkpoints import files
-from keras_dist_callbacks.cli import formatting
+from keras_dist_callbacks.cli import formatting, upkeep
 from keras_dist_callbacks.cli import inventory as inventories
 from keras_dist_callbacks.cli.formatting import Cell, Page
-from keras_dist_callbacks.cli.inventory import Inventory, Liveness
+from keras_dist_callbacks.cli.inventory import Inventory
 from keras_dist_callbacks.cli.output import Target
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.local_files import temporary_name
@@ -39,9 +40,12 @@ _RACERS = 8
 _OBJECT = b"kdc doctor".ljust(1024)
 _SLOW_SECONDS = 1.0
 _LISTING_SECONDS = 5.0
-_LARGE = 2**20  # bytes
-_PRUNE = "harmless; `kdc prune --keep 2` deletes them"
 _SPACE_FOR_BACKUPS = 3
+_UNSAFE = (
+    "two runs could overwrite each other's files here: make sure that only one job at a time uses the "
+    "directory, or use another store"
+)
+_CACHED = "there is a cache: turn off that of the proxy, the mount or the client"
 
 
 @dataclass(frozen=True)
@@ -50,13 +54,13 @@ class Check:
 
     Attributes:
         name: What was checked.
-        status: `"skipped"` if an earlier one failed.
+        status: `"fail"`: backups do not work here, or some are damaged.
         detail: What was found.
         advice: What to do about it; empty if there is nothing to do.
     """
 
     name: str
-    status: Literal["ok", "warn", "fail", "skipped"]
+    status: Literal["ok", "warn", "fail"]
     detail: str
     advice: str = ""
 
@@ -75,14 +79,11 @@ class Diagnosis:
 
 
 def diagnose(target: Target) -> Diagnosis:
-    """Tries out the store, and if it can be used, looks for leftovers."""
+    """Tries out the store, and if it can be used, looks at what is in it."""
     with bench(target.storage) as storage:
         checks = run_checks(storage)
     if checks[0].status != "fail":
-        inventory = inventories.take_inventory(target.store)
-        checks += check_leftovers(inventory, inventories.liveness(inventory))
-        checks += [check_checkpoints(target.storage), check_unfinished_checkpoints(target.storage)]
-        checks += [check_space(inventory, target.storage)] if target.storage.is_local else []
+        checks += check_content(target)
     return Diagnosis(target.url, tuple(checks))
 
 
@@ -116,10 +117,7 @@ def scratch(storage: Storage) -> Iterator[str]:
 def run_checks(storage: Storage) -> list[Check]:
     """Runs every check of the store itself; if it cannot be used at all, only the first."""
     checks = [check_access(storage)]
-    for name, check in _CHECKS.items():
-        if checks[0].status == "fail":
-            checks.append(Check(name, "skipped", "no access"))
-            continue
+    for name, check in _CHECKS.items() if checks[0].status != "fail" else ():
         try:
             checks.append(check(storage))
         except (StorageError, OSError) as error:
@@ -148,51 +146,33 @@ def check_latency(storage: Storage) -> Check:
             puts.append(timeit(partial(storage.create, name, [_OBJECT]), number=1))
             gets.append(timeit(partial(storage.read, name), number=1))
     put, get = statistics.median(puts), statistics.median(gets)
-    detail = f"median of {_ROUNDS}: write {_milliseconds(put)}, read {_milliseconds(get)}"
+    detail = f"median of {_ROUNDS}: write {1000 * put:.1f} ms, read {1000 * get:.1f} ms"
     if max(put, get) > _SLOW_SECONDS:
         return Check("latency", "warn", detail, "slow: use a store in the region of the job, or save less often")
     return Check("latency", "ok", detail)
 
 
 def check_create(storage: Storage) -> Check:
-    """A name that is taken must be refused: this is what keeps two runs apart."""
-    with scratch(storage) as name:
-        storage.create(name, [b"first"])
-        try:
-            storage.create(name, [b"second"])
-        except FileExistsError:
-            if storage.read(name) == b"first":
-                return Check("exclusive create", "ok", "creating a name that exists is refused")
-    return Check("exclusive create", "fail", "an object was overwritten by a create", _UNSAFE)
-
-
-def check_direct(storage: Storage) -> Check:
-    """Whether blobs of backups go around the page cache, where they do not disturb training."""
-    if not storage.is_local:
-        return Check("direct writes", "ok", "not applicable: this is not a local directory")
-    with scratch(storage) as name:
-        storage.create(name, [bytes(_LARGE)])
-    if storage.writes_directly:
-        return Check("direct writes", "ok", "supported: large files bypass the page cache")
-    return Check("direct writes", "ok", "not supported, or turned off: large files use the page cache")
-
-
-def check_race(storage: Storage) -> Check:
-    """Of several writers that create one name at the same time, one must win."""
+    """Of several writers that create one name at the same time, one must win: this is what keeps two runs apart."""
     start = threading.Barrier(_RACERS)
     winners: list[bytes] = []
 
-    def race(content: bytes) -> None:
-        start.wait()
+    def create(content: bytes) -> None:
         with contextlib.suppress(FileExistsError):
             storage.create(name, [content])
             winners.append(content)
 
+    def race(content: bytes) -> None:
+        start.wait()
+        create(content)
+
     with scratch(storage) as name, ThreadPoolExecutor(_RACERS) as pool:
         list(pool.map(race, [b"racer %d" % number for number in range(_RACERS)]))
+        create(b"late")
         if len(winners) == 1 and storage.read(name) == winners[0]:
-            return Check("racing creates", "ok", f"{_RACERS} at once, one succeeded")
-    return Check("racing creates", "fail", f"{_RACERS} at once, {len(winners)} succeeded", _UNSAFE)
+            return Check("exclusive create", "ok", f"{_RACERS} at once and a late one, one succeeded")
+    found = f"{_RACERS} at once and a late one, {len(winners)} succeeded"
+    return Check("exclusive create", "fail", found, _UNSAFE)
 
 
 def check_replace(storage: Storage) -> Check:
@@ -210,81 +190,20 @@ def check_replace(storage: Storage) -> Check:
 
 def check_listing(storage: Storage) -> Check:
     """What was written must be listed, and what was deleted must not."""
+    slowest = 0.0
     with scratch(storage) as name:
-        storage.create(name, [_OBJECT])
-        appeared = _seconds_until(storage, name, listed=True)
-        storage.delete(name)
-        vanished = _seconds_until(storage, name, listed=False)
-    for delay, what in ((appeared, "a new object is not listed"), (vanished, "a deleted object is still listed")):
-        if delay is None:
-            return Check("listings", "fail", f"{what} after {_LISTING_SECONDS:.0f} s", _CACHED)
-    slowest = max(appeared or 0.0, vanished or 0.0)
+        for act, what, listed in (
+            (partial(storage.create, name, [_OBJECT]), "a new object is not listed", True),
+            (partial(storage.delete, name), "a deleted object is still listed", False),
+        ):
+            act()
+            delay = _seconds_until(storage, name, listed=listed)
+            if delay is None:
+                return Check("listings", "fail", f"{what} after {_LISTING_SECONDS:.0f} s", _CACHED)
+            slowest = max(slowest, delay)
     if slowest > 0:
         return Check("listings", "warn", f"they are {slowest:.1f} s late", _CACHED)
     return Check("listings", "ok", "new and deleted objects are seen at once")
-
-
-_UNSAFE = (
-    "two runs could overwrite each other's files here: make sure that only one job at a time uses the "
-    "directory, or use another store"
-)
-_CACHED = "there is a cache: turn off that of the proxy, the mount or the client"
-_CHECKS: dict[str, Callable[[Storage], Check]] = {
-    "latency": check_latency,
-    "exclusive create": check_create,
-    "racing creates": check_race,
-    "direct writes": check_direct,
-    "replace": check_replace,
-    "listings": check_listing,
-}
-
-
-def check_leftovers(inventory: Inventory, life: Liveness) -> list[Check]:
-    """Looks for what nothing needs; what a run that is writing may still need does not count."""
-    busy = life.generation if life.running else 0
-    temporaries = {} if busy else inventory.temporaries
-    blobs = [size for path, size in inventories.orphaned_blobs(inventory).items() if blob_generation(path) != busy]
-    owners = len(inventories.stale_owners(inventory))
-    idle = f"{formatting.count(owners, 'earlier run')} without any backup left" if owners else ""
-    writing = f"generation {life.generation} may still be writing: {life.why}"
-    return [
-        Check("run", "ok", writing if life.running else "none seems to be running"),
-        _check_commits(inventory),
-        _none_or("unfinished files", formatting.sum_of_sizes(temporaries.values()), _PRUNE),
-        _none_or("dangling blobs", formatting.sum_of_sizes(blobs), _PRUNE),
-        _none_or("idle owner records", idle, _PRUNE),
-    ]
-
-
-def check_space(inventory: Inventory, storage: Storage) -> Check:
-    """Whether a local disk has space for the next backups."""
-    root = Path(storage.root)
-    free = shutil.disk_usage(next(path for path in (root, *root.parents) if path.exists())).free
-    manifests = [entry.manifest for entry in inventory.entries if entry.manifest is not None]
-    needed = _SPACE_FOR_BACKUPS * sum(blob.size for blob in manifests[-1].blobs) if manifests else 0
-    detail = f"{formatting.size(free)} free"
-    if free < needed:
-        advice = f"{_SPACE_FOR_BACKUPS} backups take {formatting.size(needed)}: free some space"
-        return Check("disk space", "warn", detail, advice)
-    return Check("disk space", "ok", detail)
-
-
-def check_checkpoints(storage: Storage) -> Check:
-    """Whether the records of the checkpoints are intact, as `kdc ls` judges them."""
-    try:
-        found = files.find(storage)
-    except BackupMismatchError as error:
-        return Check("checkpoints", "warn", str(error))
-    if found.problems:
-        advice = "`kdc ls` names each of them; a run takes the newest intact one"
-        return Check("checkpoints", "fail", f"{len(found.problems)} damaged: {found.problems[0]}", advice)
-    return _none_damaged("checkpoint", len(found.checkpoints))
-
-
-def check_unfinished_checkpoints(storage: Storage) -> Check:
-    """Looks for what interrupted writes of checkpoints left; the names are hidden."""
-    found = formatting.sum_of_sizes(files.unfinished(storage.files()).values())
-    return _none_or("unfinished checkpoints", found, "the next run that saves here deletes those of its filepath")
 
 
 def _seconds_until(storage: Storage, name: str, *, listed: bool) -> float | None:
@@ -299,26 +218,64 @@ def _seconds_until(storage: Storage, name: str, *, listed: bool) -> float | None
     return delay
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.1f} ms" if seconds < _SLOW_SECONDS else formatting.age(seconds)
+_CHECKS: dict[str, Callable[[Storage], Check]] = {
+    "latency": check_latency,
+    "exclusive create": check_create,
+    "replace": check_replace,
+    "listings": check_listing,
+}
 
 
-def _check_commits(inventory: Inventory) -> Check:
-    backups = formatting.count(len(inventory.entries), "backup")
-    damaged = [entry for entry in inventory.entries if entry.state == "damaged"]
-    if damaged:
-        newest = damaged[-1]
-        detail = f"{len(damaged)} of {backups} damaged, the newest of them {newest.id.label}: {newest.problem}"
-        return Check("backups", "fail", detail, "`kdc ls` names each of them; a run takes the newest intact one")
-    if not inventory.entries and inventory.newest_generation in inventory.committed:
-        return Check("backups", "warn", "a run has committed here, but no manifest is left", "restore the files")
-    if inventory.set_aside:
-        detail = f"{formatting.count(len(inventory.set_aside), 'damaged manifest')} in damaged/, quarantined by a run"
-        return Check("backups", "warn", detail, "inspect them, then delete the directory damaged/")
-    return _none_damaged("backup", len(inventory.entries))
+def check_content(target: Target) -> list[Check]:
+    """Names what `kdc ls` calls damaged, and what `kdc prune` would delete if all backups stayed."""
+    storage, inventory = target.storage, inventories.take_inventory(target.store)
+    life = inventories.liveness(inventory)
+    plan = upkeep.plan_prune(target.url, inventory, inventory.entries, life.generation if life.running else 0)
+    writing = f"generation {life.generation} may still be writing: {life.why}"
+    half_written = formatting.sum_of_sizes(files.unfinished(storage.files()).values(), "file")
+    return [
+        Check("run", "ok", writing if life.running else "none seems to be running"),
+        check_backups(target.store, inventory),
+        check_checkpoints(storage),
+        _none_or("leftovers", "; ".join(plan.leftovers), "harmless; `kdc prune --keep 2` deletes them"),
+        _none_or("unfinished checkpoints", half_written, "the next run that saves here deletes those of its filepath"),
+        *([check_space(inventory, storage)] if storage.is_local else []),
+    ]
 
 
-def _none_damaged(what: str, number: int) -> Check:
+def check_backups(store: BackupStore, inventory: Inventory) -> Check:
+    """Whether `kdc ls` calls any damaged, and whether runs have set some aside."""
+    entries, aside = inventory.entries, inventories.set_aside_in_words(len(inventory.set_aside))
+    if not entries and store.has_committed(inventory.newest_generation):
+        return Check("backups", "warn", store.why_no_backup(), "restore the files")
+    if aside and all(entry.state != "damaged" for entry in entries):
+        return Check("backups", "warn", aside, "inspect them, then delete the directory damaged/")
+    return _intact("backup", len(entries), [entry.problem for entry in reversed(entries) if entry.state == "damaged"])
+
+
+def check_checkpoints(storage: Storage) -> Check:
+    """Whether `kdc ls` calls any damaged."""
+    try:
+        found = files.find(storage)
+    except BackupMismatchError as error:
+        return Check("checkpoints", "warn", str(error))
+    return _intact("checkpoint", len(found.checkpoints), found.problems)
+
+
+def check_space(inventory: Inventory, storage: Storage) -> Check:
+    """Whether a local disk has space for the next backups."""
+    root = Path(storage.root)
+    free = shutil.disk_usage(next(path for path in (root, *root.parents) if path.exists())).free
+    sizes = [upkeep.work([entry]) for entry in inventory.entries if entry.manifest is not None]
+    needed = _SPACE_FOR_BACKUPS * sizes[-1] if sizes else 0
+    advice = f"{_SPACE_FOR_BACKUPS} backups take {formatting.size(needed)}: free some space" if free < needed else ""
+    return Check("disk space", "warn" if advice else "ok", f"{formatting.size(free)} free", advice)
+
+
+def _intact(what: str, number: int, problems: Sequence[object]) -> Check:
+    if problems:
+        advice = "`kdc ls` names each of them; a run takes the newest intact one"
+        return Check(f"{what}s", "fail", f"{len(problems)} damaged: {problems[0]}", advice)
     detail = f"{formatting.count(number, what)}, none damaged; `kdc verify` reads their contents"
     return Check(f"{what}s", "ok", detail if number else "none")
 
@@ -330,16 +287,13 @@ def _none_or(name: str, found: str, advice: str) -> Check:
 def show_diagnosis(page: Page, diagnosis: Diagnosis) -> None:
     """Prints what `kdc doctor` shows."""
     page.line(diagnosis.url, "bold")
-    counts = collections.Counter(check.status for check in diagnosis.checks)
     rows: list[tuple[Cell, ...]] = []
     for check in diagnosis.checks:
-        if check.status != "skipped":
-            rows.append((check.name, formatting.styled(check.status), check.detail))
+        rows.append((check.name, formatting.styled(check.status), check.detail))
         if check.advice:
             rows.append(("", "", Text(check.advice, style="italic")))
     page.facts(rows)
-    if counts["skipped"]:
-        page.line(f"  the other {counts['skipped']} checks were skipped", "dim")
+    counts = collections.Counter(check.status for check in diagnosis.checks)
     verdict = "backups work here" if diagnosis.is_usable else f"{formatting.count(counts['fail'], 'check')} failed"
     remarks = f", {formatting.count(counts['warn'], 'remark')}" if counts["warn"] else ""
     page.line(verdict + remarks, "green" if diagnosis.is_usable else "bold red")

@@ -19,6 +19,7 @@ from keras_dist_callbacks.backups import select_backup
 from keras_dist_callbacks.backups.snapshot import VARIABLES, by_path
 from keras_dist_callbacks.base import errors
 from keras_dist_callbacks.base.errors import ConfigError
+from keras_dist_callbacks.checkpoints.files import split_filepath
 from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.cli.formatting import Page
 from keras_dist_callbacks.cli.output import Target
@@ -70,11 +71,11 @@ def export(
         BackupMismatchError: The backup is not one of the given model.
         DamagedBackupError: The backup is not intact.
     """
-    directory, _, name = out.rpartition("/")
+    directory, name = split_filepath(out)
     if not name.endswith((TENSORS, *KERAS)) or name in {TENSORS, *KERAS}:
         raise ConfigError(f"the name of the file to write must end with {TENSORS}, {' or '.join(KERAS)}")
     google_cloud.require_credentials(out, {})
-    storage = Storage.open(directory or ("/" if out.startswith("/") else "."))
+    storage = Storage.open(directory)
     storage.require_name(name)
     taken = ConfigError(f"{storage.display(name)} exists: give another name, or delete it")
     if storage.exists(name):

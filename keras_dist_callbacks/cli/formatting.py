@@ -78,12 +78,9 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def sum_of_sizes(sizes: Collection[int], noun: str = "") -> str:
-    """`2 blobs, 6.9 MiB`, or without a noun `2, 6.9 MiB`; an empty text for no sizes."""
-    if not sizes:
-        return ""
-    number = count(len(sizes), noun) if noun else str(len(sizes))
-    return f"{number}, {size(sum(sizes))}"
+def sum_of_sizes(sizes: Collection[int], noun: str) -> str:
+    """`2 blobs, 6.9 MiB`; an empty text for no sizes."""
+    return f"{count(len(sizes), noun)}, {size(sum(sizes))}" if sizes else ""
 
 
 def styled(word: str) -> Text:

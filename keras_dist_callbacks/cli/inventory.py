@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from keras_dist_callbacks.backups import names, owner_records, record_io
-from keras_dist_callbacks.backups.manifest import decode_manifest
-from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, WITNESS, blob_generation
+from keras_dist_callbacks.backups import names, owner_records
+from keras_dist_callbacks.backups.names import BLOBS, COMMITS, OWNERS, blob_generation
 from keras_dist_callbacks.backups.owner_records import OwnerRecord
-from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES
-from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
+from keras_dist_callbacks.backups.reading import check_sizes, stored_sizes
+from keras_dist_callbacks.backups.snapshot import BlobInfo, CommitId, Manifest
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.base.errors import BackupMismatchError, DamagedBackupError, StorageError
 from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.storage.transfer import FileInfo
 
 _READERS = 8
 _LISTINGS = 20
 QUIET_SECONDS = 15 * 60.0
 SURELY_DEAD_SECONDS = 12 * 3600.0
 _MISSED_BACKUPS = 3
-State = Literal["ok", "damaged", "too new", "unfinished"]
-"""`"too new"`: a newer version of this package wrote the commit. `"unfinished"`: it is the first one of a run that
-never finished one, so that nothing is lost."""
+State = Literal["ok", "intact", "damaged", "too new", "unfinished"]
+"""`"ok"`: the manifest and the sizes of its blobs were checked. `"intact"`: its content was read. `"too new"`: a newer
+version of this package wrote it. `"unfinished"`: it is the first one of a run that never finished one, so that nothing
+is lost."""
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
@@ -41,7 +40,7 @@ class Entry:
         id: Its place in time.
         manifest: What it says; None if it cannot be read.
         problem: What is wrong with it.
-        state: See `State`.
+        state: See `State`; one judgement for all commands.
     """
 
     id: CommitId
@@ -49,15 +48,10 @@ class Entry:
     problem: str = ""
     state: State = "ok"
 
-    def readable(self) -> Manifest:
-        """What the commit says.
-
-        Raises:
-            DamagedBackupError: It cannot be read.
-        """
-        if self.manifest is None:
-            raise DamagedBackupError(f"{self.problem}. `kdc ls` shows the other backups")
-        return self.manifest
+    @property
+    def blobs(self) -> tuple[BlobInfo, ...]:
+        """Those that it names, as far as that is known."""
+        return self.manifest.blobs if self.manifest else ()
 
 
 @dataclass(frozen=True)
@@ -67,20 +61,18 @@ class Inventory:
     Attributes:
         entries: The commits, the newest last.
         owners: Who took the directory, by generation; None if the record cannot be read.
-        committed: Generations that are known to have committed once.
         blobs: The stored blobs and their sizes, by path.
         temporaries: What interrupted writes left, and the sizes, by path.
-        set_aside: Damaged manifests that were moved aside.
+        set_aside: Commits whose damaged manifests were moved aside; which blobs they name is not known.
         silence: Seconds since the newest generation last wrote, by the store's clock; None if the store does not say.
     """
 
-    entries: tuple[Entry, ...] = ()
-    owners: Mapping[int, OwnerRecord | None] = field(default_factory=dict)
-    committed: frozenset[int] = frozenset()
-    blobs: Mapping[str, int] = field(default_factory=dict)
-    temporaries: Mapping[str, int] = field(default_factory=dict)
-    set_aside: tuple[Entry, ...] = ()
-    silence: float | None = None
+    entries: tuple[Entry, ...]
+    owners: Mapping[int, OwnerRecord | None]
+    blobs: Mapping[str, int]
+    temporaries: Mapping[str, int]
+    set_aside: Sequence[CommitId]
+    silence: float | None
 
     @property
     def newest_generation(self) -> int:
@@ -95,18 +87,27 @@ def parallel(function: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
 
 
 def read_entries(store: BackupStore) -> list[Entry]:
-    """All commits, the newest last, without those that a running fit deletes meanwhile."""
+    """All commits, the newest last, without those that a running fit deletes meanwhile; contents are not read."""
+    storage = store.storage
 
     def read(commit: CommitId) -> Entry | None:
         try:
             return Entry(commit, store.manifest(commit))
         except DamagedBackupError as error:
-            if not store.storage.exists(commit.name):
+            if not storage.exists(commit.name):
                 return None
             is_lost = store.has_committed(commit.generation)
             return Entry(commit, None, str(error), "damaged" if is_lost else "unfinished")
         except BackupMismatchError as error:
             return Entry(commit, None, str(error), "too new")
+
+    def judge(entry: Entry) -> Entry | None:
+        try:
+            check_sizes(storage, entry.blobs, stored)
+        except DamagedBackupError as error:
+            is_there = storage.exists(entry.id.name)
+            return dataclasses.replace(entry, problem=str(error), state="damaged") if is_there else None
+        return entry
 
     found: list[Entry] = []
     for _ in range(_LISTINGS):
@@ -114,67 +115,33 @@ def read_entries(store: BackupStore) -> list[Entry]:
         found = [entry for entry in parallel(read, listed) if entry is not None]
         if found or not listed:
             break  # else the fit has deleted all that were listed, and has newer ones
-    return found
+    stored = stored_sizes(storage, [blob for entry in found for blob in entry.blobs])
+    return [entry for entry in map(judge, found) if entry is not None]
 
 
 def take_inventory(store: BackupStore) -> Inventory:
     """Lists everything in the directory and reads every manifest."""
-    storage = store.storage
-    claims = _owners(storage)
-    set_aside = _quarantined(storage)
+    storage, set_aside = store.storage, store.quarantined()
+    claimed = owner_records.generations(storage)
+    owners = parallel(lambda generation: owner_records.read_owner(storage, generation), claimed)
     # Blobs before manifests: a blob that a running fit adds in between is not listed, so it cannot look dangling.
     # The store cannot list directories; blobs are only ever below the number of a generation that is still listed.
-    generations = {*claims, *(c.generation for c in store.commits()), *(entry.id.generation for entry in set_aside)}
+    generations = {*claimed, *(commit.generation for commit in [*store.commits(), *set_aside])}
     kinds = {"": "", COMMITS: COMMITS, OWNERS: OWNERS}
     kinds |= {names.blob_directory(generation): BLOBS for generation in sorted(generations)}
-    present: dict[str, int] = {}
+    blobs: dict[str, int] = {}
     unfinished: dict[str, int] = {}
     for place, files in zip(kinds, parallel(storage.files, kinds), strict=True):
         for file in files:
             path = f"{place}/{file.name}" if place else file.name
-            present[path] = file.size
             if names.is_partial(file.name, kinds[place]):
                 unfinished[path] = file.size
-    entries = tuple(judge_all(storage, read_entries(store)))
-    return Inventory(
-        entries=entries,
-        owners=claims,
-        committed=frozenset(g for g in claims if names.owner_name(g, WITNESS) in present),
-        blobs={path: size for path, size in present.items() if blob_generation(path) is not None},
-        temporaries=unfinished,
-        set_aside=set_aside,
-        silence=_silence(storage, claims, entries),
-    )
-
-
-def blob_sizes(storage: Storage, entries: Sequence[Entry]) -> dict[str, int]:
-    """The sizes of the stored blobs in the directories that these commits refer to."""
-    paths = (blob.path for entry in entries if entry.manifest for blob in entry.manifest.blobs)
-    directories = sorted({path.rpartition("/")[0] for path in paths})
-    listings = zip(directories, parallel(storage.files, directories), strict=True)
-    return {f"{directory}/{f.name}": f.size for directory, files in listings for f in files}
-
-
-def judge(entry: Entry, stored: Mapping[str, int]) -> Entry:
-    """The entry, damaged if one of its blobs is missing or has another length; the contents are not read.
-
-    Args:
-        entry: A commit.
-        stored: Sizes of the stored blobs, listed after the commit was read.
-    """
-    for blob in entry.manifest.blobs if entry.manifest else ():
-        size = stored.get(blob.path)
-        if size != blob.size:
-            what = "is missing" if size is None else f"is {size} bytes long instead of {blob.size}"
-            return dataclasses.replace(entry, problem=f"{blob.path} {what}", state="damaged")
-    return entry
-
-
-def judge_all(storage: Storage, entries: Sequence[Entry]) -> list[Entry]:
-    """The entries, each judged, without those that a running fit has deleted meanwhile."""
-    stored = blob_sizes(storage, entries)
-    found = [judge(entry, stored) for entry in entries]
-    return [e for e in found if e.manifest is None or e.state == "ok" or storage.exists(e.id.name)]
+            elif blob_generation(path) is not None:
+                blobs[path] = file.size
+    entries = tuple(read_entries(store))
+    newest = max([0, *claimed, *(entry.id.generation for entry in entries)])
+    silence = _silence(storage, newest, entries)
+    return Inventory(entries, dict(zip(claimed, owners, strict=True)), blobs, unfinished, set_aside, silence)
 
 
 def created_at(manifest: Manifest) -> float | None:
@@ -188,9 +155,9 @@ def orphaned_blobs(inventory: Inventory) -> dict[str, int]:
 
     A commit refers only to blobs of its own generation, so all blobs of such a manifest's generation are skipped.
     """
-    every = [*inventory.entries, *inventory.set_aside]
-    needed = {blob.path for entry in every if entry.manifest for blob in entry.manifest.blobs}
-    unknown = {entry.id.generation for entry in every if entry.manifest is None}
+    needed = {blob.path for entry in inventory.entries for blob in entry.blobs}
+    unknown = {entry.id.generation for entry in inventory.entries if entry.manifest is None}
+    unknown |= {commit.generation for commit in inventory.set_aside}
     return {
         path: size
         for path, size in inventory.blobs.items()
@@ -198,15 +165,10 @@ def orphaned_blobs(inventory: Inventory) -> dict[str, int]:
     }
 
 
-def stale_owners(inventory: Inventory, blobs: Iterable[str] | None = None) -> list[int]:
-    """Generations before the newest whose owner record nothing needs any more.
-
-    Args:
-        inventory: The directory.
-        blobs: The blobs to reckon with. Defaults to those that are stored.
-    """
-    alive = {entry.id.generation for entry in [*inventory.entries, *inventory.set_aside]}
-    alive |= {g for g in map(blob_generation, inventory.blobs if blobs is None else blobs) if g is not None}
+def stale_owners(inventory: Inventory, blobs: Iterable[str]) -> list[int]:
+    """Generations before the newest whose owner record nothing needs any more, if these blobs stay."""
+    alive = {commit.generation for commit in [*(entry.id for entry in inventory.entries), *inventory.set_aside]}
+    alive |= {generation for generation in map(blob_generation, blobs) if generation is not None}
     return sorted(g for g in inventory.owners if g not in alive and g < inventory.newest_generation)
 
 
@@ -255,9 +217,8 @@ def liveness(inventory: Inventory, quiet: float = QUIET_SECONDS) -> Liveness:
     return Liveness(running, newest, f"{what} {formatting.age(silence)} ago {clock}")
 
 
-def _silence(storage: Storage, owners: Collection[int], entries: Sequence[Entry]) -> float | None:
+def _silence(storage: Storage, newest: int, entries: Sequence[Entry]) -> float | None:
     """The times in the records are of another machine, whose clock may be wrong: only the store's own compare."""
-    newest = max([0, *owners, *(entry.id.generation for entry in entries)])
     of_newest = [entry.id.name for entry in entries if entry.id.generation == newest]
     try:
         wrote = storage.modified(of_newest[-1] if of_newest else names.owner_name(newest)) if newest else 0.0
@@ -268,21 +229,6 @@ def _silence(storage: Storage, owners: Collection[int], entries: Sequence[Entry]
         return None  # nothing may be written there: this account cannot delete either
 
 
-def _owners(storage: Storage) -> dict[int, OwnerRecord | None]:
-    found = owner_records.generations(storage)
-    owners = parallel(lambda generation: owner_records.read_owner(storage, generation), found)
-    return dict(zip(found, owners, strict=True))
-
-
-def _quarantined(storage: Storage) -> tuple[Entry, ...]:
-    def read(file: FileInfo) -> Entry | None:
-        commit = CommitId.parse(names.quarantined_name(file.name) or "")
-        path = f"{DAMAGED}/{file.name}"
-        if commit is None:
-            return None
-        try:
-            return Entry(commit, decode_manifest(record_io.read(storage, path, MAX_MANIFEST_BYTES), path))
-        except (FileNotFoundError, DamagedBackupError, BackupMismatchError) as error:
-            return Entry(commit, None, str(error), "damaged")
-
-    return tuple(entry for entry in parallel(read, storage.files(DAMAGED)) if entry is not None)
+def set_aside_in_words(number: int) -> str:
+    """Says how many damaged manifests runs have moved aside; an empty text for none."""
+    return f"{formatting.count(number, 'damaged manifest')} in damaged/, quarantined by a run" if number else ""

@@ -12,13 +12,13 @@ from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import BlobInfo, Manifest, WorkerState
 from keras_dist_callbacks.base.terminal import first_few
 from keras_dist_callbacks.base.validation import convert
-from keras_dist_callbacks.checkpoints import files, foreign, retention
+from keras_dist_callbacks.checkpoints import files, retention
 from keras_dist_callbacks.checkpoints.files import Problem
 from keras_dist_callbacks.checkpoints.record import Checkpoint
 from keras_dist_callbacks.checkpoints.retention import Standing
 from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.cli.formatting import Cell, Page
-from keras_dist_callbacks.cli.inventory import Entry, State, created_at, judge_all, read_entries
+from keras_dist_callbacks.cli.inventory import Entry, State, created_at, read_entries
 from keras_dist_callbacks.cli.output import Target
 
 _BACKUP_HEADERS = ("backup", "position", ">step", ">age", ">size", ">new", ">gen", "resume", "")
@@ -33,7 +33,7 @@ class CommitRow:
         commit: Its short name, generation and sequence.
         name: Its path in the directory.
         generation: The run that wrote it.
-        state: As in `Entry`; contents of blobs are not read for this.
+        state: As in `Entry`.
         problem: What is wrong with it.
         kind: `"within"` an epoch, `"between"` epochs or at the `"end"`.
         epoch: The running one, counted from 1 as in `position`; if `kind` is not `"within"`, the last one that ended.
@@ -45,8 +45,7 @@ class CommitRow:
         age_seconds: How long ago that is.
         bytes: Size of all blobs that it refers to.
         new_bytes: Size of those among them that the commit before does not refer to.
-        exact: Whether continuing from it is exact, as far as the backup alone shows, without conditions.
-        verdict: `"exact"`, `"exact if"` or `"not exact"`.
+        verdict: `"exact"`, `"exact if"` or `"not exact"`: how training continues from it, as far as it alone shows.
         inexact_reasons: Why it is not.
         conditions: What could not be inspected: it is exact if these hold.
     """
@@ -66,7 +65,6 @@ class CommitRow:
     age_seconds: float | None = None
     bytes: int | None = None
     new_bytes: int | None = None
-    exact: bool | None = None
     verdict: str | None = None
     inexact_reasons: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
@@ -87,6 +85,7 @@ class CheckpointRow:
         bytes: Its size.
         generation: The run that wrote it.
         published_name: The name that it was saved under.
+        template: The `filepath` that this was made from.
         is_best: Whether no file of its training that is in the directory has a better value.
         kept_by: The arguments of `ModelCheckpoint` that keep it: `"max_to_keep"`, `"keep_best"`, `"keep_every"`, or
             `"all"` without any of them. Empty for copies, and for what is deleted after the next save.
@@ -102,6 +101,7 @@ class CheckpointRow:
     bytes: int
     generation: int
     published_name: str
+    template: str
     is_best: bool = False
     kept_by: tuple[str, ...] = ()
 
@@ -112,12 +112,12 @@ class DirectoryListing:
 
     Attributes:
         url: The directory, without credentials.
-        commits: The newest first.
+        commits: The newest first; contents of blobs are not read.
         bytes: Size of all blobs that the commits refer to, each counted once.
         checkpoints: The newest first.
         checkpoint_problems: What is wrong with checkpoints.
-        without_record: Model files that are incomplete, or of other programs.
-        earlier_runs: Whether a run began here, be it without any commit.
+        without_record: What other programs have left.
+        earlier_runs: What earlier runs did, where no commit is left; empty if none started here.
     """
 
     url: str
@@ -126,13 +126,13 @@ class DirectoryListing:
     checkpoints: tuple[CheckpointRow, ...]
     checkpoint_problems: tuple[Problem, ...]
     without_record: tuple[str, ...]
-    earlier_runs: bool
+    earlier_runs: str
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing of ours."""
-        found = (self.commits, self.checkpoints, self.checkpoint_problems, self.without_record)
-        return not any(found) and not self.earlier_runs
+        found = (self.commits, self.checkpoints, self.checkpoint_problems, self.without_record, self.earlier_runs)
+        return not any(found)
 
     @property
     def has_problem(self) -> bool:
@@ -142,33 +142,33 @@ class DirectoryListing:
 
 def list_directory(target: Target) -> DirectoryListing:
     """Reads what `kdc ls` shows."""
-    entries = judge_all(target.storage, read_entries(target.store))
+    entries = read_entries(target.store)
     published = files.find(target.storage)
     standings = retention.standings(published)
-    rows: list[CommitRow] = []
-    before: tuple[BlobInfo, ...] = ()
-    for entry in entries:
-        rows.append(commit_row(entry, before))
-        before = entry.manifest.blobs if entry.manifest else before
-    blobs = {blob for entry in entries if entry.manifest for blob in entry.manifest.blobs}
+    rows = commit_rows(entries)
+    blobs = {blob for entry in entries for blob in entry.blobs}
     return DirectoryListing(
         target.url,
         tuple(reversed(rows)),
         sum(blob.size for blob in blobs),
         tuple(checkpoint_row(one, standings.get(one.name, Standing())) for one in published.checkpoints),
         published.problems,
-        tuple(foreign.names(target.storage)),
-        target.store.has_owner_records(),
+        tuple(sorted(one.name for one in published.foreign)),
+        "" if entries else target.store.why_no_backup(),
     )
 
 
-def commit_row(entry: Entry, before: Collection[BlobInfo]) -> CommitRow:
-    """One commit as `kdc ls` shows it.
+def commit_rows(entries: Iterable[Entry]) -> list[CommitRow]:
+    """Each commit, the newest last, with what the one before it does not hold."""
+    rows: list[CommitRow] = []
+    before: tuple[BlobInfo, ...] = ()
+    for entry in entries:
+        rows.append(_commit_row(entry, before))
+        before = entry.blobs or before
+    return rows
 
-    Args:
-        entry: The commit, judged.
-        before: The blobs of the commit before it.
-    """
+
+def _commit_row(entry: Entry, before: Collection[BlobInfo]) -> CommitRow:
     manifest = entry.manifest
     row = CommitRow(entry.id.label, entry.id.name, entry.id.generation, entry.state, entry.problem or None)
     if manifest is None:
@@ -185,7 +185,6 @@ def commit_row(entry: Entry, before: Collection[BlobInfo]) -> CommitRow:
         age_seconds=None if created is None else time.time() - created,
         bytes=sum(blob.size for blob in manifest.blobs),
         new_bytes=sum(blob.size for blob in manifest.blobs if blob not in known),
-        exact=outcome.word == "exact",
         verdict=outcome.word,
         inexact_reasons=outcome.reasons,
         conditions=outcome.conditions,
@@ -215,7 +214,7 @@ def show_listing(page: Page, listing: DirectoryListing) -> None:
         page.table(_BACKUP_HEADERS, map(_commit_cells, rows), only_if_wide=_BACKUP_HEADERS[2:7])
         print_notes(page, rows)
     elif listing.earlier_runs:
-        page.line(f"{listing.url}: a run started here, but committed no backup")
+        page.line(f"{listing.url}: {listing.earlier_runs}")
     if published or listing.checkpoint_problems:
         page.line(f"{listing.url}: {formatting.count(len(published), 'checkpoint')}", "bold")
     if published:
@@ -230,8 +229,8 @@ def show_listing(page: Page, listing: DirectoryListing) -> None:
         renamed = (row for row in published if row.name != row.published_name)
         page.notes((row.name, f"a copy of {row.published_name}") for row in renamed)
     page.notes((("damaged", str(problem)) for problem in listing.checkpoint_problems), "red")
-    why = "not written by kdc.ModelCheckpoint, or changed since (no record)"
-    page.notes((name, why) for name in listing.without_record)
+    if listing.without_record:
+        page.line(f"  {files.without_record(listing.without_record)}")
 
 
 def print_notes(page: Page, rows: Sequence[CommitRow]) -> None:

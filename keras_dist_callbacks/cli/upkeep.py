@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from keras_dist_callbacks.backups import names
-from keras_dist_callbacks.backups.names import DAMAGED, WITNESS, blob_generation
+from keras_dist_callbacks.backups.names import WITNESS, blob_generation
 from keras_dist_callbacks.backups.reading import verify_tensors
 from keras_dist_callbacks.backups.snapshot import BlobInfo, TensorInfo
 from keras_dist_callbacks.backups.store import BackupStore
@@ -32,8 +31,8 @@ from keras_dist_callbacks.storage.storage import Storage
 
 Advance = Callable[[int], None]
 """Is given how many bytes were read."""
-Verify = Callable[[BlobInfo, frozenset[TensorInfo]], DamagedBackupError | None]
-"""Says what is wrong with a blob and those tensors in it that are of interest; None if nothing is."""
+Known = set[tuple[BlobInfo, frozenset[TensorInfo]]]
+"""Blobs that are intact, as far as those tensors need them: one that several backups refer to is read once."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Verified:
 
     name: str
     kind: Literal["backup", "checkpoint"]
-    state: State | Literal["intact"]
+    state: State
     where: str | None = None
     bytes: int | None = None
     problem: str | None = None
@@ -71,44 +70,31 @@ class Verification:
         return all(checked.state in {"intact", "unfinished"} for checked in self.verdicts)
 
 
-def blob_verifier(storage: Storage) -> Verify:
-    """Reads and verifies blobs; one that several backups refer to for the same tensors is read once."""
-
-    @functools.cache
-    def verify(blob: BlobInfo, tensors: frozenset[TensorInfo]) -> DamagedBackupError | None:
-        try:
-            verify_tensors(storage, tensors, [blob])
-        except DamagedBackupError as error:
-            return error
-        return None
-
-    return verify
-
-
-def verify_backup(storage: Storage, entry: Entry, advance: Advance, verify: Verify) -> Verified | None:
+def verify_backup(storage: Storage, entry: Entry, advance: Advance, known: Known) -> Entry | None:
     """Verifies a backup blob by blob; None if a running fit has deleted it meanwhile.
 
     Args:
         storage: The directory.
         entry: The backup.
         advance: Is given how many bytes were read.
-        verify: Verifies a blob.
+        known: What was verified already; what is verified here is added.
     """
-    manifest = entry.manifest
-    if manifest is None:
-        return Verified(entry.id.name, "backup", entry.state, problem=entry.problem)
-    damage = None
-    tensors: dict[str, set[TensorInfo]] = {blob.path: set() for blob in manifest.blobs}
-    for info in (info for record in manifest.workers for info in record.tensors.values()):
+    if entry.manifest is None or entry.state != "ok":
+        return entry
+    tensors: dict[str, set[TensorInfo]] = {blob.path: set() for blob in entry.blobs}
+    for info in (info for record in entry.manifest.workers for info in record.tensors.values()):
         tensors[info.blob].add(info)
-    for blob in manifest.blobs:
-        found = verify(blob, frozenset(tensors[blob.path]))
-        damage = damage or found
-        advance(blob.size)
-    if damage is not None and not storage.exists(entry.id.name):
-        return None
-    checked = Verified(entry.id.name, "backup", "intact", formatting.position(manifest.position), work([entry]))
-    return checked if damage is None else dataclasses.replace(checked, state="damaged", problem=str(damage))
+    try:
+        for blob in entry.blobs:
+            needed = blob, frozenset(tensors[blob.path])
+            if needed not in known:
+                verify_tensors(storage, needed[1], [blob])
+                known.add(needed)
+            advance(blob.size)
+    except DamagedBackupError as error:
+        is_there = storage.exists(entry.id.name)
+        return dataclasses.replace(entry, state="damaged", problem=str(error)) if is_there else None
+    return dataclasses.replace(entry, state="intact")
 
 
 def verify(target: Target, entries: Sequence[Entry], published: files.Listing) -> Verification:
@@ -119,36 +105,42 @@ def verify(target: Target, entries: Sequence[Entry], published: files.Listing) -
         entries: The backups, the newest last.
         published: The checkpoints.
     """
-    checkpoints = published.checkpoints
+    storage, checkpoints = target.storage, published.checkpoints
     with progress("verifying", work(entries, checkpoints)) as advance:
-        verify_blob = blob_verifier(target.storage)
-        verdicts = [verify_backup(target.storage, entry, advance, verify_blob) for entry in reversed(entries)]
-        verdicts += [_verify_checkpoint(target.storage, checkpoint, advance) for checkpoint in checkpoints]
+        known: Known = set()
+        read = [verify_backup(storage, entry, advance, known) for entry in reversed(entries)]
+        verdicts = [_verified(entry) for entry in read if entry is not None]
+        verdicts += filter(None, [verify_checkpoint(storage, checkpoint, advance) for checkpoint in checkpoints])
     verdicts += [Verified(one.name, "checkpoint", "damaged", problem=str(one)) for one in published.problems]
-    set_aside = sum(names.quarantined_name(file.name) is not None for file in target.storage.files(DAMAGED))
-    return Verification(target.url, tuple(checked for checked in verdicts if checked is not None), set_aside)
+    return Verification(target.url, tuple(verdicts), len(target.store.quarantined()))
 
 
 def work(entries: Sequence[Entry], checkpoints: Sequence[Checkpoint] = ()) -> int:
     """How many bytes there are to verify."""
-    blobs = sum(blob.size for entry in entries if entry.manifest for blob in entry.manifest.blobs)
+    blobs = sum(blob.size for entry in entries for blob in entry.blobs)
     return blobs + sum(checkpoint.file_size for checkpoint in checkpoints)
 
 
-def _verify_checkpoint(storage: Storage, checkpoint: Checkpoint, advance: Advance) -> Verified | None:
+def _verified(entry: Entry) -> Verified:
+    problem = entry.problem or None
+    if entry.manifest is None:
+        return Verified(entry.id.name, "backup", entry.state, problem=problem)
+    where = formatting.position(entry.manifest.position)
+    return Verified(entry.id.name, "backup", entry.state, where, work([entry]), problem)
+
+
+def verify_checkpoint(storage: Storage, checkpoint: Checkpoint, advance: Advance) -> Verified | None:
     """Verifies a checkpoint; None if a running fit has deleted it meanwhile."""
-    checked = Verified(
-        checkpoint.name, "checkpoint", "intact", f"after epoch {checkpoint.record.epoch}", checkpoint.file_size
-    )
+    where, size = f"after epoch {checkpoint.record.epoch}", checkpoint.file_size
     try:
         files.verify(storage, checkpoint.name)
     except FileNotFoundError:
         return None
     except DamagedBackupError as error:
-        return dataclasses.replace(checked, state="damaged", problem=str(error))
+        return Verified(checkpoint.name, "checkpoint", "damaged", where, size, str(error))
     finally:
-        advance(checkpoint.file_size)
-    return checked
+        advance(size)
+    return Verified(checkpoint.name, "checkpoint", "intact", where, size)
 
 
 def show_verification(page: Page, found: Verification) -> None:
@@ -158,8 +150,7 @@ def show_verification(page: Page, found: Verification) -> None:
     page.table(("name", "", "position", ">size"), rows)
     page.notes(((v.name, v.problem) for v in found.verdicts), "red")
     if found.set_aside:
-        number = formatting.count(found.set_aside, "damaged manifest")
-        page.line(f"{number} in damaged/, quarantined by an earlier run")
+        page.line(inventory.set_aside_in_words(found.set_aside))
     counts = collections.Counter(checked.state for checked in found.verdicts)
     summary = ", ".join(f"{number} {state}" for state, number in counts.items())
     page.line(summary, "green" if found.all_intact else "bold red")
@@ -192,9 +183,19 @@ class PrunePlan:
     bytes: int
 
     @property
+    def leftovers(self) -> list[str]:
+        """What nothing needs, next to the commits, in words."""
+        found = (
+            formatting.sum_of_sizes(self.blobs.values(), "blob"),
+            formatting.sum_of_sizes(self.temporaries.values(), "unfinished file"),
+            formatting.count(len(self.owners), "idle owner record") if self.owners else "",
+        )
+        return [text for text in found if text]
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to delete."""
-        return not (self.commits or self.blobs or self.temporaries or self.owners)
+        return not (self.commits or self.leftovers)
 
 
 def make_plan(target: Target, keep: int, *, spare_live_run: bool) -> PrunePlan:
@@ -233,10 +234,10 @@ def _select_kept(target: Target, entries: tuple[Entry, ...], keep: int) -> list[
     for entry in newest_first:
         if entry.state == "too new":
             raise BackupMismatchError(entry.problem)
-    verify_blob = blob_verifier(target.storage)
+    known: Known = set()
     with progress("verifying", work(newest_first[:1])) as advance:
         for number, entry in enumerate(newest_first):
-            checked = verify_backup(target.storage, entry, advance, verify_blob)
+            checked = verify_backup(target.storage, entry, advance, known)
             if checked is None:
                 raise BackupError(f"{entry.id.name} was deleted meanwhile: a run is writing; nothing is deleted")
             if checked.state == "intact":
@@ -308,13 +309,8 @@ def _check_nothing_happened(store: BackupStore, plan: PrunePlan, expected: set[s
 def show_plan(page: Page, plan: PrunePlan) -> None:
     """Prints what is to go."""
     page.line(plan.url, "bold")
-    rows = [
-        *plan.commits,
-        formatting.sum_of_sizes(plan.blobs.values(), "blob"),
-        formatting.sum_of_sizes(plan.temporaries.values(), "unfinished file"),
-        formatting.count(len(plan.owners), "idle owner record") if plan.owners else "",
-    ]
-    page.facts([("keep", "\n".join(plan.kept)), ("delete", "\n".join(filter(None, rows)) or "nothing")])
+    rows = [*plan.commits, *plan.leftovers]
+    page.facts([("keep", "\n".join(plan.kept)), ("delete", "\n".join(rows) or "nothing")])
     if plan.spared_generation:
         note = f"generation {plan.spared_generation} may still be writing: its backups are kept"
         page.line(note, "yellow")

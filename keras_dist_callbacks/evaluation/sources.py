@@ -88,7 +88,7 @@ class ModelFiles:
         notes, problems = end_note.read_all(self._storage, templates)
         if any(note.is_ended for note in notes):  # the last files may have come since they were listed
             listing = files.find(self._storage, self._template)
-        problems += [] if listing.checkpoints else self._lasting(listing.without_record)
+        problems += [] if listing.checkpoints else self._lasting(one.name for one in listing.foreign)
         self._known = {_candidate(checkpoint).key: checkpoint for checkpoint in listing.checkpoints}
         return PollResult(
             [_candidate(checkpoint) for checkpoint in reversed(listing.checkpoints)],

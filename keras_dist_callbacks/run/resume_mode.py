@@ -13,7 +13,7 @@ from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
 from keras_dist_callbacks.base.process import shared
 from keras_dist_callbacks.base.process_runs import ProcessRuns, RunsIn
 from keras_dist_callbacks.base.terminal import warn
-from keras_dist_callbacks.checkpoints import foreign
+from keras_dist_callbacks.checkpoints import files, foreign
 from keras_dist_callbacks.storage.storage import Storage
 
 FIT_TOPIC = "progress/fit"
@@ -189,7 +189,7 @@ def warn_of_foreign_backup(storage: Storage, origin: Any) -> None:
         storage: The directory.
         origin: The checkpoint that the model was made from; if there is one, the user has chosen.
     """
-    found = foreign.find_backup(storage) if origin is None else None
+    found = foreign.backup_among(storage, files.find(storage).foreign) if origin is None else None
     if found is None:
         return
     (backup, writer), place = found, storage.display()

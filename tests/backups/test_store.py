@@ -236,7 +236,7 @@ def test_a_commit_whose_blob_vanished_is_not_reported_as_made(tmp_path: Path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "check_ownership", lose_the_blobs)
-        with pytest.raises(StorageError, match=r"cannot find what was just written: .* is missing instead of"):
+        with pytest.raises(StorageError, match=r"cannot find what was just written: .* is missing"):
             commit(store, 1)
     assert store.commits() == []
     BackupStore(Storage.open(tmp_path)).verify(commit(store, 2))

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from keras_dist_callbacks.base.errors import BackupMismatchError, DamagedBackupError, FencedError, StorageError
-from keras_dist_callbacks.checkpoints import files, foreign
+from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.files import split_filepath
+from keras_dist_callbacks.checkpoints.foreign import ForeignCheckpoint
 from keras_dist_callbacks.storage import plain_files
 from keras_dist_callbacks.storage.local_files import temporary_name
 from keras_dist_callbacks.storage.remote_files import RemoteFiles
@@ -91,7 +92,7 @@ def test_a_file_that_another_program_rewrote_is_named_and_not_used(storage: Stor
     put(storage, tmp_path, "best.weights.h5", b"rewritten")
     with pytest.warns(UserWarning, match=r"best\.weights\.h5 without a record: another program wrote or rewrote it"):
         assert files.latest_verified(storage) == older
-    assert foreign.names(storage) == ["best.weights.h5"]
+    assert [one.name for one in files.find(storage).foreign] == ["best.weights.h5"]
 
 
 @pytest.mark.parametrize(
@@ -125,8 +126,9 @@ def test_a_directory_with_damaged_checkpoints_only_is_an_error_and_not_a_fresh_s
 def test_files_of_other_tools_are_left_alone(storage: Storage, tmp_path: Path) -> None:
     for name in ("theirs.keras", "theirs.keras.json", "notes.txt"):
         put(storage, tmp_path, name, b"content")
-    assert files.find(storage) == files.Listing(without_record=("theirs.keras",))
-    assert foreign.names(storage) == ["theirs.keras"]
+    found = ForeignCheckpoint("theirs.keras", "model", ("theirs.keras",))
+    assert files.find(storage) == files.Listing(foreign=(found,))
+    assert files.find(storage, "other-{epoch}.keras") == files.Listing()
     assert files.latest_verified(storage) is None
 
 

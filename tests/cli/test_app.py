@@ -37,17 +37,15 @@ def test_a_real_interrupted_fit_is_shown(tmp_path: Path) -> None:
 
     tiny.interrupt(tmp_path, 1, 3)
     newest, before = kdc_json("ls", tmp_path)["commits"]
-    assert (newest["position"], newest["step"], newest["exact"]) == ("epoch 2, batch 3", 8, True)
+    assert (newest["position"], newest["step"], newest["verdict"]) == ("epoch 2, batch 3", 8, "exact")
     assert before["position"] == "epoch 2, batch 2"
     found = kdc_json("show", tmp_path)
     assert found["callbacks"] == ["History()"]
-    assert found["random_states"][:3] == ["python", "numpy", "tensorflow"]
-    assert "keras seed generators: 1" in found["random_states"]
     shapes = {row["name"]: row["shape"] for row in found["tensors"]}
     assert shapes["sequential/dense/kernel"] == [6, 7]
     assert set(found["versions"]) == {"python", "keras", "tensorflow"}
     assert kdc_json("verify", tmp_path)["all_intact"] is True
-    flip(tmp_path, found["blobs"][-1]["path"])
+    flip(tmp_path, str(next((tmp_path / "blobs").glob("*/*")).relative_to(tmp_path)))
     assert kdc_json("verify", tmp_path, code=1)["all_intact"] is False
 
 

@@ -18,7 +18,6 @@ from keras_dist_callbacks.cli.app import app
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import cli_backups
 from tests.support.cli_backups import DAY, begin, commit, flip, kdc, kdc_json, publish, rewrite
-from tests.support.states import random_states
 
 url = cli_backups.url
 UNSEEDED = [["unseeded-large", "input", ["Dataset.shuffle(9)", "Dataset.shuffle(9, seed=1)"], ""]]
@@ -48,7 +47,7 @@ def test_backups_are_listed_newest_first_with_place_age_and_size(url: str) -> No
     shared = {blob.path for blob in first.blobs} & {blob.path for blob in second.blobs}
     expected = sum(blob.size for blob in second.blobs if blob.path not in shared)
     assert newest["new_bytes"] == expected
-    assert (newest["exact"], newest["inexact_reasons"]) == (True, [])
+    assert (newest["verdict"], newest["inexact_reasons"]) == ("exact", [])
     assert found["bytes"] == sum(blob.size for blob in {*first.blobs, *second.blobs})
 
 
@@ -107,7 +106,7 @@ def test_what_makes_a_resume_inexact_is_reported(tmp_path: Path) -> None:
     commit(store, 1, two, states=(not_saved, {"engine/findings": [["local-state", "worker 1", [], ""]]}))
     commit(store, 2, states=({"input/findings": UNSEEDED},))
     unseeded, dropped = kdc_json("ls", tmp_path)["commits"]
-    assert (unseeded["exact"], dropped["exact"]) == (False, False)
+    assert (unseeded["verdict"], dropped["verdict"]) == ("not exact", "not exact")
     assert any("shuffle(9)" in reason for reason in unseeded["inexact_reasons"])
     assert any("mine/x" in reason for reason in dropped["inexact_reasons"])
     assert any("worker 1's local state was too large" in reason for reason in dropped["inexact_reasons"])
@@ -158,7 +157,7 @@ def test_checkpoints_are_listed_by_their_records(url: str, tmp_path: Path) -> No
     text = kdc("ls", url).stdout
     assert "auc 0.75 (best)" in text
     assert "max_to_keep" in text
-    assert "foreign.keras: not written by kdc.ModelCheckpoint" in text
+    assert "foreign.keras without a record: another program wrote or rewrote it" in text
 
 
 def test_backups_and_checkpoints_in_one_directory_are_both_listed(tmp_path: Path) -> None:
@@ -172,11 +171,12 @@ def test_backups_and_checkpoints_in_one_directory_are_both_listed(tmp_path: Path
     assert "a.keras does not match its seal" in problem["error"]
 
 
-def test_a_run_without_a_backup_yet_is_shown(tmp_path: Path) -> None:
-    begin(tmp_path)
-    result = kdc("ls", tmp_path)
-    assert result.exit_code == 0
-    assert "a run started here, but committed no backup" in result.stdout
+def test_what_a_run_did_that_left_no_backup_is_shown(tmp_path: Path) -> None:
+    store = begin(tmp_path)
+    said = kdc("ls", tmp_path)
+    assert (said.exit_code, said.stdout) == (0, f"{tmp_path}: a run started here, but committed no backup\n")
+    rewrite(tmp_path, commit(store, 1).id.name, None)
+    assert "a run has committed here, but no manifest is left" in kdc("ls", tmp_path).stdout
 
 
 # --- show
@@ -191,7 +191,6 @@ def test_everything_a_manifest_holds_is_shown(url: str) -> None:
         "callbacks/Swap/0": np.zeros(5),
     }
     state = {
-        "random/now": {**random_states(), "tensorflow": {"seed": None, "generator": [1]}},
         "callbacks/EarlyStopping(monitor=loss)": {"wait": 1},
         "progress/stop_training": False,
         "objects/changed": {"callback Watcher()/losses": [[0.5], ""], "callback Watcher()/cuts": [1, ""]},
@@ -203,22 +202,15 @@ def test_everything_a_manifest_holds_is_shown(url: str) -> None:
     assert found["versions"] == {"python": "3.11", "keras": "3.15", "tensorflow": "2.21"}
     assert found["run"]["strategy"] == "_MultiWorker"
     assert found["callbacks"] == ["EarlyStopping(monitor=loss)"]
-    assert found["random_states"][:-1] == ["python", "numpy", "tensorflow", "tf.random global generator"]
-    assert found["random_states"][-1] == "as of the epoch's begin"
     assert found["python_state"] == ["callback Watcher()"]
-    rows = [(r["name"], r["kind"], r["replica"], r["dtype"], r["shape"], r["bytes"]) for r in found["tensors"]]
+    rows = [(r["name"], r["kind"], r["dtype"], r["shape"], r["bytes"], r["values"]) for r in found["tensors"]]
     assert rows == [
-        ("dense/kernel", "variables", 0, "float32", [2, 3], 24),
-        ("dense/kernel", "variables", 1, "float32", [2, 3], 24),
-        ("half", "variables", 0, "bfloat16", [4], 8),
-        ("callbacks/Swap/0", "callbacks", None, "float64", [5], 40),
+        ("dense/kernel", "variables", "float32", [2, 3], 24, 2),
+        ("half", "variables", "bfloat16", [4], 8, 2),
+        ("callbacks/Swap/0", "callbacks", "float64", [5], 40, 1),
     ]
-    assert [row["workers"] for row in found["tensors"]] == [[0], [0], [0, 1], [0]]
-    assert found["tensor_bytes"] == 24 + 24 + 2 * 8 + 40
-    assert all(blob["stored"] == blob["bytes"] for blob in found["blobs"])
     text = " ".join(kdc("show", url).stdout.split())
-    assert "dense/kernel float32 2 x 3 24 B 2 replicas" in text
-    assert "half bfloat16 4 8 B workers 0, 1" in text
+    assert "dense/kernel float32 2 x 3 24 B 2 half bfloat16 4 8 B 2" in text
 
 
 def test_a_backup_is_chosen_by_its_short_or_full_name(tmp_path: Path) -> None:
@@ -245,8 +237,9 @@ def test_a_damaged_backup_is_one_line_and_no_traceback(tmp_path: Path) -> None:
 def test_a_missing_blob_shows(tmp_path: Path) -> None:
     manifest = commit(begin(tmp_path), 1)
     rewrite(tmp_path, manifest.blobs[0].path, None)
-    assert kdc_json("show", tmp_path, code=1)["blobs"][0]["stored"] is None
-    assert "is missing" in kdc("show", tmp_path).stdout
+    problem = f"{manifest.blobs[0].path} is missing"
+    assert kdc_json("show", tmp_path, code=1)["commit"]["problem"].endswith(problem)
+    assert problem in kdc("show", tmp_path).stdout
 
 
 def test_thousands_of_tensors_are_cut_unless_all_are_wanted(tmp_path: Path) -> None:

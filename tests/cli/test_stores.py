@@ -37,7 +37,7 @@ def test_every_command_works_on_an_object_store(remote: fixtures.Place, monkeypa
     monkeypatch.setattr(Storage, "now", lambda self: real(self) + DAY)
     found = {check["name"]: check["status"] for check in run("doctor", code=1)["checks"]}
     assert found.pop("backups") == "fail"
-    assert found.pop("dangling blobs") == "warn"
+    assert found.pop("leftovers") == "warn"
     assert set(found.values()) == {"ok"}
     pruned = run("prune", "--keep", 1, "--yes")
     assert (len(pruned["commits"]), pruned["owners"], next(iter(pruned["blobs"]))) == (2, [1], lost.blobs[0].path)

@@ -223,7 +223,7 @@ def forged(**changes: object) -> Files:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"size": 10**15}, "instead of 1000000000000000 bytes long"),
+        ({"size": 10**15}, "instead of 1000000000000000"),
         ({"shape": (-1, -1)}, "Expected `int` >= 0"),
         ({"start": -8}, "Expected `int` >= 0"),
         ({"path": "../../secret", "blob": "../../secret"}, "is not valid"),
