@@ -46,7 +46,7 @@ class LocalFiles:
         direct: Writes large files around the page cache, where the file system lets it.
     """
 
-    root: str
+    root: str = field(repr=False)  # of a store's URL with a password, it has that too
     fsync: bool = True
     traffic: RateLimiter = field(default_factory=RateLimiter)
     direct: DirectWrites = field(default_factory=DirectWrites, compare=False)

@@ -83,9 +83,14 @@ def _shown(given: Given) -> Iterator[str]:
     except ConfigError as error:
         yield from texts_of(error)
         return
-    yield from (repr(storage), repr(storage.child("c")), storage.display("x"), repr(storage._remote))
+    yield from (repr(storage), repr(storage.child("c")), storage.display("x"), *_kept(storage))
     for operation in OPERATIONS.values():
         yield from _texts(storage, operation)
+
+
+def _kept(storage: Storage) -> Iterator[str]:
+    """What a debugger shows of it; `root` alone is the path with all that the client needs."""
+    return (repr(value) for name, value in vars(storage).items() if name != "root")
 
 
 def _texts(storage: Storage, operation: Callable[[Storage], object]) -> Iterator[str]:
