@@ -29,7 +29,7 @@ PRELOADED = (
     "sklearn.datasets",  # where small trainings take their data
     *sorted({*keras_dist_callbacks._HOME.values(), *keras_dist_callbacks.testing._HOME.values()}),
 )
-_WORKER_ENV = {
+WORKER_ENV = {
     "CUDA_VISIBLE_DEVICES": "-1",
     "PYTHONUNBUFFERED": "1",
     "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -217,7 +217,7 @@ class LocalCluster:
 
     def _environment(self, index: int, extra: Mapping[str, str]) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-        env = {**inherited, **_WORKER_ENV, **self._env, **extra}
+        env = {**inherited, **WORKER_ENV, **self._env, **extra}
         if self.num_workers > 1:
             addresses = [f"{LOOPBACK}:{port}" for port in self.ports]
             env["TF_CONFIG"] = tf_config(addresses, index, has_chief=self._has_chief)

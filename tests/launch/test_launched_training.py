@@ -11,7 +11,7 @@ import pytest
 
 from keras_dist_callbacks.launch import worker
 from keras_dist_callbacks.testing import assert_same_run
-from keras_dist_callbacks.testing.local_cluster import _WORKER_ENV
+from keras_dist_callbacks.testing.local_cluster import WORKER_ENV
 from tests.support import SUPPORT
 from tests.support.launching import Launched
 from tests.support.processes import worker_processes
@@ -40,7 +40,7 @@ def test_a_killed_worker_is_restarted_and_the_end_is_bit_identical(tmp_path: Pat
     kill = f"phase=train_batch_begin,epoch=1,batch=4,worker={workers - 1}"
     options: dict[str, Any] = {"workers": workers, "log_dir": "logs", "standby": standby}
     command = [*worker.COMMAND, script, "--kill-first", kill, *arguments(tmp_path / "launched", workers)]
-    code, _, err = Launched(tmp_path, {}, _WORKER_ENV, command=command, **options).end(270)
+    code, _, err = Launched(tmp_path, {}, WORKER_ENV, command=command, **options).end(270)
     assert code == 0, err
     for index in range(workers):
         assert_same_run(tmp_path / f"reference/run-worker{index}", tmp_path / f"launched/run-worker{index}")
@@ -61,7 +61,7 @@ def test_a_job_whose_time_is_over_is_not_restarted_and_continues_exactly_when_st
     command = [*run, "--time-limit", "86400", *arguments(tmp_path / "launched", workers)]
 
     def launched(end: float) -> tuple[int, str, str]:
-        env = {**_WORKER_ENV, "SLURM_JOB_END_TIME": f"{end:.0f}"}
+        env = {**WORKER_ENV, "SLURM_JOB_END_TIME": f"{end:.0f}"}
         return Launched(tmp_path, {}, env, command=command, workers=workers, log_dir="logs").end(270)
 
     code, out, err = launched(time.time() + 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_dist_callbacks.testing.local_cluster import _WORKER_ENV
+from keras_dist_callbacks.testing.local_cluster import WORKER_ENV
 from tests.support import SUPPORT
 from tests.support.launching import Launched, wait_for
 
@@ -24,7 +24,7 @@ def test_a_hang_is_found_and_restarted(
 ) -> None:
     run = [sys.executable, "-m", "keras_dist_callbacks.cli", "run", str(SUPPORT / "hanging_job.py")]
     command = [*run, where, str(tmp_path / "backup")]
-    job = Launched(tmp_path, {}, _WORKER_ENV, command=command, hang_timeout="auto", log_dir="logs")
+    job = Launched(tmp_path, {}, WORKER_ENV, command=command, hang_timeout="auto", log_dir="logs")
     wait_for(lambda: "attempt 1" in (tmp_path / "err").read_text(), 600)
     code, out, err = job.end(300)
     assert (code, out.splitlines()[-1]) == (0, "finished"), err

@@ -17,7 +17,7 @@ import pytest
 from keras_dist_callbacks.base.progress_file import _Cell
 from keras_dist_callbacks.launch import worker
 from keras_dist_callbacks.testing import assert_same_run
-from keras_dist_callbacks.testing.local_cluster import _WORKER_ENV
+from keras_dist_callbacks.testing.local_cluster import WORKER_ENV
 from tests.support import SUPPORT
 from tests.support.launching import Launched, is_alive
 from tests.support.processes import worker_processes
@@ -61,7 +61,7 @@ class Job:
         script = str(SUPPORT / "workload.py")
         command = [*worker.COMMAND, script, *workload(self.directory, "--step-seconds", "0.15")]
         options: dict[str, Any] = {"workers": WORKERS, "standby": True, "grace": 15.0, "max_restarts": 50}
-        env = {**_WORKER_ENV, "TMPDIR": str(self.directory / "tmp")}
+        env = {**WORKER_ENV, "TMPDIR": str(self.directory / "tmp")}
         self.launched = Launched(self.directory, {}, env, command=command, log_dir="logs", **options)
 
     def training(self) -> list[int]:
