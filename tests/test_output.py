@@ -20,6 +20,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.base import terminal
 from keras_dist_callbacks.base.process import shared
 from keras_dist_callbacks.base.terminal import is_shown, say
+from keras_dist_callbacks.callbacks import checkpoint_writer
 from tests.support import ROOT, evaluator_runs, tiny
 from tests.support.callback_helpers import fit, tiny_model
 from tests.support.early_exits import FOREVER, ActionAt, raise_signal
@@ -270,13 +271,18 @@ def test_no_line_of_the_package_ends_training_where_stdout_is_broken(
     assert all(any(part in text for _, text in found) for part in parts), found
 
 
-def test_what_a_background_thread_shows_was_decided_in_the_users(tmp_path: Path) -> None:
+def test_what_a_background_thread_shows_was_decided_in_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Keras keeps its switch per thread, and a file is published by another one."""
     keras.config.disable_interactive_logging()
     assert not is_shown()
-    saver = kdc.ModelCheckpoint(tmp_path / "{epoch}.keras", verbose=1)
     seen: list[bool] = []
-    publish = saver._writer._publish
-    saver._writer._publish = lambda file: (seen.append(file.shown), publish(file))  # type: ignore[assignment]
-    fit(tiny_model(), saver)
+
+    def uploads(what: str, size: int, *, shown: bool) -> Any:
+        seen.append(shown)
+        return terminal.uploads(what, size, shown=shown)
+
+    monkeypatch.setattr(checkpoint_writer, "uploads", uploads)
+    fit(tiny_model(), kdc.ModelCheckpoint(tmp_path / "{epoch}.keras", verbose=1))
     assert seen == [False]

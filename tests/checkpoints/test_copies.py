@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_dist_callbacks import ModelCheckpoint, make_or_restore_model
+from keras_dist_callbacks import ModelCheckpoint, make_or_restore_model, restored_from
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.callback_helpers import fit, ignore_keras_warnings, tiny_model
@@ -48,7 +48,7 @@ def uninterrupted() -> list[np.ndarray[Any, Any]]:
 def continue_in(url: str | Path, options: dict[str, Any] | None = None) -> list[np.ndarray[Any, Any]]:
     """Restarts the job, with another place for its checkpoints."""
     restored = make_or_restore_model(model, url, storage_options=options)
-    epoch = restored._kdc_restored_from.epoch
+    epoch = restored_from(restored).epoch
     assert epoch == 3
     checkpoint = ModelCheckpoint(f"{url}/{TEMPLATE}", max_to_keep=2, storage_options=options)
     fit(restored, checkpoint, initial_epoch=epoch, epochs=EPOCHS)

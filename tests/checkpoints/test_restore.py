@@ -54,7 +54,7 @@ def test_the_newest_model_is_restored_with_its_optimizer_and_its_place(
     for restored, wanted in zip(state_of(model), state_of(original), strict=True):
         np.testing.assert_array_equal(restored, wanted)
     path = f"{directory}/ckpt-2.keras"
-    assert restored_from(model) == model._kdc_restored_from == Restored(path, 2, 6, (Finding("checkpoint"),))
+    assert restored_from(model) == Restored(path, 2, 6, (Finding("checkpoint"),))
     assert restored_from(model).initial_epoch == 2
     assert latest_checkpoint(directory) == path
     out = capsys.readouterr().out
@@ -68,7 +68,7 @@ def test_weights_go_into_a_built_model_with_the_optimizer_state(tmp_path: Path) 
     model = make_or_restore_model(lambda: tiny_model(keras.optimizers.Adam(0.01)), tmp_path)
     for restored, wanted in zip(state_of(model), state_of(original), strict=True):
         np.testing.assert_array_equal(restored, wanted)
-    assert model._kdc_restored_from.step == 6
+    assert restored_from(model).step == 6
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_restored(tmp
         assert latest_checkpoint(tmp_path) == str(tmp_path / "ckpt-1.keras")
     with pytest.warns(UserWarning, match=r"ckpt-2\.keras: its content differs"):
         model = make_or_restore_model(rebuilt, tmp_path)
-    assert model._kdc_restored_from.epoch == 1
+    assert restored_from(model).epoch == 1
 
 
 def test_when_every_checkpoint_is_damaged_training_does_not_start_over_silently(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_template_stands_for_its_own_files(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path / "ckpt-{epoch}.keras") == str(tmp_path / "ckpt-2.keras")
     assert latest_checkpoint(tmp_path / "ckpt-1.keras") == str(tmp_path / "ckpt-1.keras")
     assert latest_checkpoint(tmp_path / "other.keras") is None
-    assert make_or_restore_model(rebuilt, tmp_path / "ckpt-{epoch}.keras")._kdc_restored_from.epoch == 2
+    assert restored_from(make_or_restore_model(rebuilt, tmp_path / "ckpt-{epoch}.keras")).epoch == 2
 
 
 def test_files_of_other_tools_are_reported_and_not_taken(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_the_evaluator_decides_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     trained(tmp_path)
     evaluator = Cluster("evaluator", 0, -1, ("localhost:1", "localhost:2"))
     monkeypatch.setattr(Cluster, "detect", classmethod(lambda cls: evaluator))
-    assert make_or_restore_model(rebuilt, tmp_path)._kdc_restored_from.epoch == 2
+    assert restored_from(make_or_restore_model(rebuilt, tmp_path)).epoch == 2
 
 
 @pytest.mark.slow
@@ -212,7 +212,7 @@ def test_every_worker_gets_and_verifies_what_the_chief_chose(tmp_path: Path, mon
             return dataclasses.asdict(older)
 
     monkeypatch.setattr(Cluster, "detect", classmethod(lambda cls: Worker("worker", 1, 1)))
-    assert make_or_restore_model(rebuilt, tmp_path)._kdc_restored_from.epoch == 1
+    assert restored_from(make_or_restore_model(rebuilt, tmp_path)).epoch == 1
     (tmp_path / "ckpt-1.keras").write_bytes(b"damaged here")
     with pytest.raises(DamagedBackupError, match="has no record"):
         make_or_restore_model(rebuilt, tmp_path)

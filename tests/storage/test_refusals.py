@@ -17,6 +17,7 @@ from typing import Any
 import botocore.exceptions
 import pytest
 from botocore.exceptions import ClientError
+from fsspec.implementations.memory import MemoryFileSystem
 from s3fs.errors import translate_boto_error
 
 from keras_dist_callbacks.base.errors import ConfigError, StorageError
@@ -194,11 +195,11 @@ def test_a_lasting_error_of_a_client_is_asked_for_once(monkeypatch: pytest.Monke
     storage = Storage.open(f"memory://{uuid.uuid4().hex}", retry=PATIENT)
     calls = []
 
-    def fail(path: str, **options: object) -> bytes:
+    def fail(fs: MemoryFileSystem, path: str, **options: object) -> bytes:
         calls.append(path)
         raise OSError(errno.ENAMETOOLONG, "File name too long")
 
-    monkeypatch.setattr(storage._remote.fs, "cat_file", fail)
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", fail)
     refused(storage, ["read"], "File name too long")
     assert len(calls) == 1
 

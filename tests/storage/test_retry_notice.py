@@ -5,46 +5,42 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from keras_dist_callbacks.base.errors import StorageError
 from keras_dist_callbacks.storage import store_errors
-from keras_dist_callbacks.storage.remote_files import Connection, RemoteFiles
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 
 IMPATIENT = RetryPolicy(total_seconds=1.5, initial_wait=0.05, max_wait=0.2, request_seconds=1)
 
 
-class Failing:
-    """A file system of which so many requests fail."""
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """So many requests fail."""
+    left: list[None] = []
 
-    protocol = "memory"
-    async_impl = False
-
-    def __init__(self, failures: int) -> None:
-        self.left = failures
-
-    def ls(self, *given: Any, **options: Any) -> list[Any]:
-        self.left -= 1
-        if self.left >= 0:
+    def ls(fs: MemoryFileSystem, *given: Any, **options: Any) -> list[Any]:
+        if left:
+            left.pop()
             raise ConnectionRefusedError("not there, said http://user:hunter22@host")
         return []
 
+    monkeypatch.setattr(MemoryFileSystem, "ls", ls)
+    return left
 
-def storage(count: int) -> Storage:
-    opened = Storage.open("memory://user:hunter22@host/run", retry=IMPATIENT)
-    fs = Failing(count)
-    remote = RemoteFiles(Connection(fs, lambda: fs), IMPATIENT, notice=opened._remote.notice)
-    object.__setattr__(opened, "_remote", remote)
-    return opened
+
+def storage() -> Storage:
+    return Storage.open("memory://user:hunter22@host/run", retry=IMPATIENT)
 
 
 @pytest.mark.chaos
 def test_what_fails_for_long_is_printed_once_before_the_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    failing: list[None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(store_errors, "QUICK_SECONDS", 0.3)
-    away = storage(10**6)
+    failing += [None] * 10**6
+    away = storage()
     for _ in range(2):
         with pytest.raises(StorageError):
             away.files()
@@ -58,18 +54,20 @@ def test_what_fails_for_long_is_printed_once_before_the_error(
     assert "hunter22" not in captured.err
 
 
-def test_what_passes_within_seconds_is_not_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
-    assert storage(3).files() == []
+def test_what_passes_within_seconds_is_not_mentioned(failing: list[None], capsys: pytest.CaptureFixture[str]) -> None:
+    failing += [None] * 3
+    assert storage().files() == []
+    assert failing == []
     assert capsys.readouterr().err == ""
 
 
 def test_what_fails_for_long_after_the_store_has_answered_once_is_printed_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    failing: list[None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(store_errors, "QUICK_SECONDS", 0.3)
-    away = storage(0)
+    away = storage()
     assert away.files() == []
-    away._remote.fs.left = 10**6
+    failing += [None] * 10**6
     with pytest.raises(StorageError):
         away.files()
     (line,) = capsys.readouterr().err.splitlines()

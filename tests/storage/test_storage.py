@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from keras_dist_callbacks.base.errors import ConfigError, StorageError
 from keras_dist_callbacks.storage.remote_files import _Progress
@@ -104,15 +105,15 @@ def test_without_hard_links_create_still_never_overwrites(tmp_path: Path, monkey
 
 def test_a_lost_response_is_not_taken_for_a_foreign_write(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Storage.open(f"memory://{uuid.uuid4().hex}", retry=RetryPolicy(5, 0.01, 0.01))
-    real, calls = storage._remote.fs.pipe_file, []
+    real, calls = MemoryFileSystem.pipe_file, []
 
-    def lose_first_response(path: str, content: bytes, mode: str) -> None:
+    def lose_first_response(fs: MemoryFileSystem, path: str, content: bytes, mode: str) -> None:
         calls.append(path)
-        real(path, content, mode=mode)
+        real(fs, path, content, mode=mode)
         if len(calls) == 1:
             raise ConnectionResetError("response lost")
 
-    monkeypatch.setattr(storage._remote.fs, "pipe_file", lose_first_response)
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", lose_first_response)
     storage.create("x", [b"mine"])
     assert len(calls) == 2
     assert storage.read("x") == b"mine"
@@ -121,17 +122,17 @@ def test_a_lost_response_is_not_taken_for_a_foreign_write(monkeypatch: pytest.Mo
 def test_passing_faults_are_retried_and_lasting_ones_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Storage.open(f"memory://{uuid.uuid4().hex}", retry=RetryPolicy(0.3, 0.01, 0.05))
     storage.create("x", [b"content"])
-    real, calls = storage._remote.fs.cat_file, []
+    real, calls = MemoryFileSystem.cat_file, []
 
-    def flaky(path: str, **options: object) -> bytes:
+    def flaky(fs: MemoryFileSystem, path: str, **options: object) -> bytes:
         calls.append(path)
         if len(calls) < 3:
             raise OSError("503 Service Unavailable")
-        return real(path, **options)  # type: ignore[no-any-return]
+        return real(fs, path, **options)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(storage._remote.fs, "cat_file", flaky)
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", flaky)
     assert storage.read("x") == b"content"
-    monkeypatch.setattr(storage._remote.fs, "cat_file", lambda *a, **k: (_ for _ in ()).throw(OSError("503 for good")))
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda *a, **k: (_ for _ in ()).throw(OSError("503 for good")))
     with pytest.raises(StorageError, match=r"cannot read memory://.*/x: 503 for good"):
         storage.read("x")
 
@@ -140,11 +141,11 @@ def test_permission_errors_are_not_retried(monkeypatch: pytest.MonkeyPatch) -> N
     storage = Storage.open(f"memory://{uuid.uuid4().hex}", retry=RetryPolicy(30, 1, 1))
     calls = []
 
-    def forbidden(path: str, **options: object) -> bytes:
+    def forbidden(fs: MemoryFileSystem, path: str, **options: object) -> bytes:
         calls.append(path)
         raise PermissionError("denied")
 
-    monkeypatch.setattr(storage._remote.fs, "cat_file", forbidden)
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", forbidden)
     with pytest.raises(StorageError, match="check the permissions or credentials"):
         storage.read("x")
     assert len(calls) == 1

@@ -103,6 +103,10 @@ def test_a_forked_child_has_a_directory_of_its_own(tmpdir: Path) -> None:
     assert mine.is_dir()
 
 
+def of_this_kernel() -> str:
+    return f"kdc-{str(machine.boot_id()).replace('-', '')[:16]}-x"
+
+
 def abandoned(tmpdir: Path, name: str) -> Path:
     """A directory that no process has locked."""
     path = tmpdir / name
@@ -114,7 +118,7 @@ def abandoned(tmpdir: Path, name: str) -> Path:
 
 def test_a_directory_of_another_running_kernel_is_not_judged(tmpdir: Path) -> None:
     """Its process may live on another host that shares the directory, where locks do not reach."""
-    other, dead = abandoned(tmpdir, f"kdc-{'0' * 16}-x"), abandoned(tmpdir, f"kdc-{temporary._boot()}-x")
+    other, dead = abandoned(tmpdir, f"kdc-{'0' * 16}-x"), abandoned(tmpdir, of_this_kernel())
     temporary.make_directory("restore")
     assert other.exists()
     assert not dead.exists()
@@ -123,14 +127,14 @@ def test_a_directory_of_another_running_kernel_is_not_judged(tmpdir: Path) -> No
 def test_where_the_running_kernel_is_not_known_nothing_is_deleted(
     tmpdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dead = abandoned(tmpdir, f"kdc-{temporary._boot()}-x")
+    dead = abandoned(tmpdir, of_this_kernel())
     monkeypatch.setattr(machine, "PROC", tmpdir / "missing")
     assert temporary.make_directory("restore").is_dir()
     assert dead.exists()
 
 
 def test_a_directory_of_another_account_is_not_judged(tmpdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dead = abandoned(tmpdir, f"kdc-{temporary._boot()}-x")
+    dead = abandoned(tmpdir, of_this_kernel())
     monkeypatch.setattr(temporary.os, "geteuid", lambda: dead.stat().st_uid + 1)
     temporary.make_directory("restore")
     assert dead.exists()
@@ -139,7 +143,7 @@ def test_a_directory_of_another_account_is_not_judged(tmpdir: Path, monkeypatch:
 @pytest.mark.parametrize("where", ["directory", "lock"])
 def test_links_are_not_followed(tmpdir: Path, tmp_path: Path, where: str) -> None:
     theirs = abandoned(tmp_path, "theirs")
-    path = tmpdir / f"kdc-{temporary._boot()}-x"
+    path = tmpdir / of_this_kernel()
     if where == "directory":
         path.symlink_to(theirs)
     else:

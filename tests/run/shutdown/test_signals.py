@@ -119,11 +119,14 @@ def test_the_outer_watch_gets_signals_again_when_the_inner_one_is_removed(seen: 
 
 
 def test_watches_may_be_removed_in_any_order(seen: Seen, watch: SignalListener) -> None:
-    inner = SignalListener(Seen(), lambda number: None)
+    within = Seen()
+    inner = SignalListener(within, within.in_handler.append)
     watch.install([signal.SIGUSR1])
     inner.install([signal.SIGUSR1])
     watch.remove()
-    assert signal.getsignal(signal.SIGUSR1) == inner._handle
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert within.came.wait(SOON)
+    assert (within.in_handler, seen.in_handler) == ([signal.SIGUSR1], [])
     inner.remove()
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
     assert signal.set_wakeup_fd(-1) == -1
