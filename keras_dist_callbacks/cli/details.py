@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from keras_dist_callbacks.backups.codec import dtype_of
 from keras_dist_callbacks.backups.findings import FINDINGS
@@ -17,9 +16,9 @@ from keras_dist_callbacks.checkpoints import files, retention
 from keras_dist_callbacks.checkpoints.files import Problem
 from keras_dist_callbacks.checkpoints.record import Checkpoint
 from keras_dist_callbacks.checkpoints.retention import Standing
-from keras_dist_callbacks.cli import formatting, listing
+from keras_dist_callbacks.cli import formatting, listing, upkeep
 from keras_dist_callbacks.cli.formatting import Cell, Page
-from keras_dist_callbacks.cli.inventory import Entry
+from keras_dist_callbacks.cli.inventory import Entry, State
 from keras_dist_callbacks.cli.listing import CheckpointRow, CommitRow
 from keras_dist_callbacks.cli.output import Target
 from keras_dist_callbacks.storage.storage import Storage
@@ -159,7 +158,7 @@ class CheckpointDetails:
 
     url: str
     checkpoint: CheckpointRow
-    state: Literal["intact", "damaged"]
+    state: State
     problem: str | None
     written: float | None
     age_seconds: float | None
@@ -195,19 +194,13 @@ def describe_checkpoint(
         published: All of the directory.
         is_named: Whether it was asked for; else a damaged one may be newer.
     """
-    written, problem = None, None
-    try:
-        written = storage.modified(checkpoint.name)
-        checkpoint = files.verify(storage, checkpoint.name)
-    except FileNotFoundError:
-        problem = f"{storage.display(checkpoint.name)} was deleted meanwhile"
-    except DamagedBackupError as error:
-        problem = str(error)
+    checked = upkeep.verify_checkpoint(storage, checkpoint, lambda size: None)
+    written = storage.modified(checkpoint.name) if checked else None
     return CheckpointDetails(
         url=storage.display(),
         checkpoint=listing.checkpoint_row(checkpoint, retention.standings(published).get(checkpoint.name, Standing())),
-        state="damaged" if problem else "intact",
-        problem=problem,
+        state=checked.state if checked else "damaged",
+        problem=checked.problem if checked else f"{storage.display(checkpoint.name)} was deleted meanwhile",
         written=written,
         age_seconds=None if written is None else time.time() - written,
         others=() if is_named else published.problems,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -200,21 +199,17 @@ def liveness(inventory: Inventory, quiet: float = QUIET_SECONDS) -> Liveness:
     manifests = [e.manifest for e in inventory.entries if e.id.generation == newest and e.manifest is not None]
     if manifests and manifests[-1].done:
         return Liveness(False, newest, "its last run has ended")
-    created = [when for when in map(created_at, manifests) if when is not None]
     owner = inventory.owners.get(newest)
     if owner is not None and owner.has_ended:
         return Liveness(False, newest, "its process has ended")
+    if inventory.silence is None:
+        return Liveness(newest > 0, newest, "the store does not say when it wrote")
+    created = [when for when in map(created_at, manifests) if when is not None]
     signs = sorted([*created, *([] if owner is None else [owner.claimed])])
     interval = signs[-1] - signs[-2] if len(signs) > 1 else 0.0
-    if inventory.silence is not None:
-        silence, clock = inventory.silence, "by the store's clock"
-    elif signs:
-        silence, clock = time.time() - signs[-1], "if the clocks of that machine and this one agree"
-    else:
-        return Liveness(False, newest, "no file in it has a time")
     what = "the last backup was written" if manifests else "a run began"
-    running = silence < max(quiet, _MISSED_BACKUPS * interval)
-    return Liveness(running, newest, f"{what} {formatting.age(silence)} ago {clock}")
+    running = inventory.silence < max(quiet, _MISSED_BACKUPS * interval)
+    return Liveness(running, newest, f"{what} {formatting.age(inventory.silence)} ago by the store's clock")
 
 
 def _silence(storage: Storage, newest: int, entries: Sequence[Entry]) -> float | None:
