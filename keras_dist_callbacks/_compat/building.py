@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import inspect
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -39,23 +40,53 @@ def _has_own_build(layer: Any) -> bool:
     return type(layer).build is not keras.Layer.build
 
 
-def build_metrics(fit: RunningFit) -> None:
-    """Creates the variables of compiled metrics and losses, which the default strategy leaves to the first step.
+def build_symbolically(fit: RunningFit) -> Exception | None:
+    """Creates the variables of layers, compiled metrics and losses as Keras does it: calls the model on symbols.
 
-    Only shapes and dtypes are used: no batch is read.
+    Only shapes and dtypes are used: no batch is read. A train_step of the user's may take what the model itself does
+    not. Then metrics are made by the first step, and a restore says that they start again.
+
+    Returns:
+        Why that was not possible; None if it was.
     """
+    import keras
     import tensorflow as tf
+    from keras.src import backend
 
     model = fit.model
-    spec = fit.data.element_spec
-    local = tf.nest.map_structure(
-        lambda s: s._value_specs[0] if hasattr(s, "_value_specs") else s, spec, expand_composites=False
-    )
-    # A train_step of the user's may take what the model itself does not. Then metrics are made by the first step, and
-    # a restore says that they start again.
-    taken = contextlib.suppress(ValueError, TypeError, RuntimeError, AttributeError)
-    with model.distribute_strategy.scope(), _without_variables(model.optimizer), taken:
-        model._symbolic_build(data_batch=local)
+
+    def symbol(spec: Any) -> Any:
+        spec = spec._value_specs[0] if hasattr(spec, "_value_specs") else spec  # of one replica
+        return keras.KerasTensor(spec.shape, spec.dtype.name)
+
+    try:
+        with model.distribute_strategy.scope(), _without_variables(model.optimizer):
+            batch = tf.nest.map_structure(symbol, fit.data.element_spec, expand_composites=False)
+            if not model.built and not _has_own_build(model):  # Keras would take it for built, also where this fails
+                inputs = keras.utils.unpack_x_y_sample_weight(batch)[0]
+                mode = {"training": False} if "training" in inspect.signature(model.call).parameters else {}
+                with keras.name_scope(model.name, caller=model):
+                    backend.compute_output_spec(model.call, inputs, **mode)
+            model._symbolic_build(data_batch=batch)
+    except (ValueError, TypeError, RuntimeError, AttributeError) as error:
+        return error
+    return None
+
+
+def build_optimizers_like(
+    model: Any, names: Collection[str], metrics: Collection[str], of_step: Collection[str]
+) -> None:
+    """Builds those optimizers of a model of which a backup has slots, for the weights that these are of.
+
+    Args:
+        model: The model; its weights exist.
+        names: The names of the backup's variables that Keras lists.
+        metrics: Those among them that are metrics'.
+        of_step: The names of those that only the train step holds.
+    """
+    build_optimizer_like(model.optimizer, model, names)
+    _build_other_optimizers_like(model, of_step)
+    build_optimizer_if_saved(model, names, metrics)
 
 
 def build_optimizer_like(optimizer: Any, model: Any, names: Iterable[str]) -> None:
@@ -87,29 +118,6 @@ def build_optimizer_like(optimizer: Any, model: Any, names: Iterable[str]) -> No
             optimizer.build([variable for begin, found in alike.items() if begin in saved for variable in found])
 
 
-def weights_of_partial_slots(model: Any) -> list[int]:
-    """Returns which weights `model.optimizer` was built for, if it has slots for some of these only; none otherwise.
-
-    Returns:
-        Their places among the trainable variables.
-    """
-    optimizer = model.optimizer
-    trained = {id(variable): _slot_begin(optimizer, variable) for variable in optimizer._trainable_variables or ()}
-    begins = set(trained.values())
-    with_slots = {_longest_begin(_path_of(variable), begins) for variable in optimizer.variables} - {None}
-    if not 0 < len(with_slots) < len(begins):
-        return []
-    return [place for place, variable in enumerate(model.trainable_variables) if id(variable) in trained]
-
-
-def build_optimizer_for(model: Any, places: Collection[int]) -> None:
-    """Builds `model.optimizer` for those of the trainable variables, if any are named."""
-    if places and not model.optimizer.built:
-        weights = model.trainable_variables
-        with model.distribute_strategy.scope():
-            model.optimizer.build([weights[place] for place in places if place < len(weights)])
-
-
 def _slot_begin(optimizer: Any, variable: Any) -> str:
     return f"{inner_of(optimizer).name}/{_path_of(variable).replace('/', '_')}"
 
@@ -130,7 +138,7 @@ def _path_of(variable: Any) -> str:
     return str(getattr(variable, "path", None) or variable.name)  # one of TensorFlow's has no path
 
 
-def build_other_optimizers_like(model: Any, names: Iterable[str]) -> None:
+def _build_other_optimizers_like(model: Any, names: Iterable[str]) -> None:
     """The same for the optimizers that are the model's without being `model.optimizer`."""
     numbered: list[str] = []
     seen = collections.Counter[str]()
@@ -182,12 +190,7 @@ def _without_variables(optimizer: Any) -> Iterator[None]:
         optimizer.built = False
 
 
-def has_unbuilt_variables(model: Any) -> bool:
-    """Returns whether metric or optimizer variables do not exist yet."""
-    metrics = model._compile_metrics
-    losses = model._compile_loss
-    return (
-        (metrics is not None and not metrics.built)
-        or (losses is not None and not losses.built)
-        or (model.optimizer is not None and not model.optimizer.built)
-    )
+def is_built(model: Any) -> bool:
+    """Returns whether all variables exist: those of layers, compiled metrics and losses, and the optimizer."""
+    built_late = (model._compile_metrics, model._compile_loss, model.optimizer)
+    return not unbuilt_layers(model) and all(part is None or part.built for part in built_late)

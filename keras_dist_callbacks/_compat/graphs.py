@@ -333,17 +333,6 @@ def trace(fit: RunningFit) -> bool:
     return True
 
 
-def trace_eager_step(fit: RunningFit) -> None:
-    """Traces a step that fit() will run eagerly, for the layers and variables that it creates.
-
-    Raises:
-        Exception: Whatever the step raises that can only be run.
-    """
-    import tensorflow as tf
-
-    tf.function(fit.model.train_step).get_concrete_function(fit.data.element_spec)
-
-
 def _stand_in(fit: RunningFit) -> Any:
     import tensorflow as tf
 

@@ -136,21 +136,19 @@ def _read_epoch(iterator: Any, advance: Callable[[int], None], by_count: int | N
             return
 
 
-def drop_steps(
-    steps: Iterator[tuple[int, int, Any]], batches: int, fit: RunningFit, *, done: int = 0, may_end: bool = False
-) -> None:
+def drop_steps(steps: Iterator[tuple[int, int, Any]], batches: int, fit: RunningFit, *, may_end: bool = False) -> None:
     """Takes an epoch's first batches from the steps of a fit, each its first and last batch and an iterator.
 
     Args:
         steps: The steps.
         batches: How many batches to take.
         fit: The running fit.
-        done: How many were taken already.
         may_end: Whether the epoch may have fewer, as one has whose input is another one in each run.
 
     Raises:
         BackupError: There are fewer.
     """
+    done = 0
     while done < batches:
         item = next(steps, None)
         if item is None:

@@ -71,9 +71,10 @@ class Resume:
 
 
 def is_built_later(fit: seam.RunningFit, saved: WorkerState) -> bool:
-    """Returns whether the interrupted epoch is the first one, in which a model that is not built is built again."""
-    position, first = saved.position, saved.state.get("input/first_epoch")
-    return position.kind == "within" and position.epoch == first and building.has_unbuilt_layers(fit.model)
+    """Returns whether the interrupted epoch is the first one, in which a model that is not built is traced again."""
+    position, first, model = saved.position, saved.state.get("input/first_epoch"), fit.model
+    is_first = position.kind == "within" and position.epoch == first
+    return is_first and not model.run_eagerly and building.has_unbuilt_layers(model)
 
 
 class FitRestore:
@@ -242,14 +243,9 @@ class FitRestore:
         return found
 
     def _drop_trained_batches(self, steps: Iterator[tuple[int, int, Any]]) -> list[Finding]:
-        saved, batch, fit = self._resume.saved, self._resume.saved.position.batch, self._fit
+        batch, fit = self._resume.saved.position.batch, self._fit
         found = self._restore(Moment.EPOCH)
-        done = 0
-        if fit.model.run_eagerly and is_built_later(fit, saved):  # its first step builds it, and is then replaced
-            _, end, batches = next(steps)
-            fit.model.train_function(batches)
-            done = end + 1
-        replay.drop_steps(steps, batch, fit, done=done, may_end=bool(self._parts.input.reasons))
+        replay.drop_steps(steps, batch, fit, may_end=bool(self._parts.input.reasons))
         self._parts.progress.count.skip_to(batch)
         return found + self._restore(Moment.STEP)
 
@@ -303,11 +299,6 @@ class FitRestore:
         """The model is not left untrained; random states and callbacks are as the script comes to the later fit."""
         fit, saved = self._fit, self._resume.saved
         build(fit, Built.of(saved))
-        if building.unbuilt_layers(fit.model):
-            raise BackupMismatchError(
-                f"the model {fit.model.name!r} is not built, so that it cannot get the weights that a later fit() has "
-                "saved; give it an Input"
-            )
         with fit.model.distribute_strategy.scope():
             loading.apply(fit.model, saved, self._cluster)
         return []

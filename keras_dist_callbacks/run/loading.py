@@ -128,9 +128,7 @@ def apply(model: Any, backup: WorkerState, cluster: Cluster) -> list[str]:
     optimizer, saved, of_step = getattr(model, "optimizer", None), backup.of(VARIABLES), backup.of("step")
     names, saved_metrics = capture.saved_names(saved), set(saved.mine.state["metrics"])
     if optimizer is not None:  # its variables must exist before they can be set
-        building.build_optimizer_like(optimizer, model, names)
-        building.build_optimizer_if_saved(model, names, saved_metrics)
-        building.build_other_optimizers_like(model, captured_variables.names_of_step(of_step))
+        building.build_optimizers_like(model, names, saved_metrics, captured_variables.names_of_step(of_step))
     named = variables.variable_set(model).named
     weights = {id(variable) for variable in model.variables}
     slots = set() if optimizer is None else {id(variable) for variable in optimizer.variables} - weights

@@ -24,20 +24,17 @@ class Built:
         listed: Those that Keras lists.
         metrics: Those of them that are metrics'.
         of_step: Those that only the train step holds.
-        optimized: The places of the weights for which an optimizer was built, where the names of slots do not tell.
     """
 
     listed: Sequence[str]
     metrics: Sequence[str]
     of_step: Sequence[str]
-    optimized: Sequence[int] = ()
 
     @classmethod
     def of(cls, backup: WorkerState) -> Built:
         """Returns what a backup says."""
-        listed, step, compiled = (backup.of(part) for part in (VARIABLES, "step", CompiledModel.name))
-        names = saved_names(listed), listed.mine.state["metrics"], names_of_step(step)
-        return cls(*names, compiled.mine.state.get("optimized") or [])
+        listed, step = backup.of(VARIABLES), backup.of("step")
+        return cls(saved_names(listed), listed.mine.state["metrics"], names_of_step(step))
 
 
 class CompiledModel(Part):
@@ -80,8 +77,7 @@ class CompiledModel(Part):
     def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
         """Builds what the interrupted run's first step has built."""
         if moment is arrived(saved.position):
-            optimized = saved.mine.state.get("optimized") or []
-            build(self._fit, Built(*self._variables.saved_names, self._step.saved_names, optimized))
+            build(self._fit, Built(*self._variables.saved_names, self._step.saved_names))
         return []
 
     @property
@@ -92,10 +88,7 @@ class CompiledModel(Part):
 
     def capture(self, position: Position) -> Piece:
         """Returns what a restart cannot know of how the model is compiled."""
-        topics: dict[str, Any] = {"is_another": True} if self._stays_another or self.is_another else {}
-        if self._model.run_eagerly and self._model.optimizer is not None:
-            places = building.weights_of_partial_slots(self._model)
-            topics.update({"optimized": places} if places else {})
+        topics = {"is_another": True} if self._stays_another or self.is_another else {}
         return Piece(topics, findings=tuple(self._changes()))
 
     def _changes(self) -> list[Finding]:
@@ -116,58 +109,47 @@ def _modes(model: Any) -> tuple[bool, bool]:
     return bool(model.run_eagerly), bool(model.jit_compile)
 
 
-def build_like(wanted: Built, fit: RunningFit) -> None:
-    """Makes the variables that the default strategy leaves to the first step, before a backup is restored.
-
-    By tracing the train step: it makes them as the interrupted run's first step did, such as an optimizer's for a part
-    of the weights only. In eager mode, no optimizer gets variables of which the backup knows nothing.
-    """
-    model, listed = fit.model, wanted.listed
-    if not model.run_eagerly and graphs.trace(fit):
-        return
-    if building.has_unbuilt_layers(model):
-        try:
-            graphs.trace_eager_step(fit)
-        except Exception:
-            if building.unbuilt_layers(model):
-                raise
-    building.build_optimizer_for(model, wanted.optimized)
-    building.build_optimizer_like(model.optimizer, model, listed)
-    building.build_metrics(fit)
-    building.build_other_optimizers_like(model, wanted.of_step)
-    building.build_optimizer_if_saved(model, listed, wanted.metrics)
-
-
 class NotBuiltError(BackupMismatchError):
     """A model that was not built before `fit()` cannot be built without running a step.
 
     Args:
         model: The model.
-        error: What went wrong when its step was traced.
+        error: What went wrong.
     """
 
     def __init__(self, model: Any, error: Exception) -> None:
         super().__init__(
-            f"the model {model.name!r} is not built and its eager train_step cannot be traced "
-            f"({type(error).__name__}: {_last_line(error)}). To resume, give the model an Input or call it on a batch "
-            "of data before fit()"
+            f"the model {model.name!r} is not built, and Keras cannot build it without running a step "
+            f"({type(error).__name__}: {_last_line(error)}). To resume, give the model an Input, or call it on a batch "
+            "of data before fit(); of one that has no call(), call each layer"
         )
 
 
 def build(fit: RunningFit, wanted: Built) -> None:
-    """Builds what the interrupted run's first step has built.
+    """Builds what the interrupted run's first step has built, and the default strategy leaves to it.
+
+    By tracing the train step: it makes variables as the interrupted run's first step did, such as an optimizer's for a
+    part of the weights only. In eager mode, no optimizer gets variables of which the backup knows nothing.
 
     Raises:
         BackupMismatchError: The step cannot be traced.
-        NotBuiltError: The model has layers that only a step which is run eagerly can build.
+        NotBuiltError: The model has layers that only a step which is run can build.
     """
-    if not building.unbuilt_layers(fit.model) and not building.has_unbuilt_variables(fit.model):
+    model = fit.model
+    if building.is_built(model):
         return
     try:
-        build_like(wanted, fit)
+        if not model.run_eagerly and graphs.trace(fit):
+            return
+        failed = building.build_symbolically(fit)
+        if failed is not None and building.has_unbuilt_layers(model):
+            raise NotBuiltError(model, failed)
+        building.build_optimizers_like(model, wanted.listed, wanted.metrics, wanted.of_step)
+    except NotBuiltError:
+        raise
     except Exception as error:
-        if building.unbuilt_layers(fit.model):
-            raise NotBuiltError(fit.model, error) from error
+        if building.unbuilt_layers(model):
+            raise NotBuiltError(model, error) from error
         raise BackupMismatchError(
             f"the train step cannot be traced as in the interrupted run ({type(error).__name__}: {_last_line(error)}). "
             "The backup is unchanged: build and compile the model as before to resume, or use another directory to "

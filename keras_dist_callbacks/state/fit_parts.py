@@ -76,7 +76,7 @@ class FitParts:
             fit.model,
             cluster,
             leave=lambda: variables.global_seed_keys() & data.hides.keys,
-            is_built=lambda: not building.unbuilt_layers(fit.model) and not building.has_unbuilt_variables(fit.model),
+            is_built=lambda: building.is_built(fit.model),
         )
         compiled, facts = CompiledModel(fit, listed, step), ScriptFacts(fit, directory, callbacks)
         states = CallbackStates(callbacks)

@@ -1,11 +1,13 @@
-"""Unbuilt parts are reported by name, and an optimizer is built for the weights that a backup has slots of."""
+"""Unbuilt parts are reported by name and built from shapes, optimizers for the weights that a backup has slots of."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import keras
 import pytest
+import tensorflow as tf
 
 from keras_dist_callbacks._compat import building
 
@@ -103,3 +105,71 @@ def test_an_optimizer_that_was_never_used_stays_unbuilt(names: list[str], expect
     model.compile(keras.optimizers.Adam(name="adam"))
     building.build_optimizer_if_saved(model, names, [])
     assert model.optimizer.built is expected
+
+
+class Branches(keras.Model):
+    """Takes a dict of two inputs, or both one after the other; may return a dict."""
+
+    def __init__(self, *, named: bool = False) -> None:
+        super().__init__()
+        self.one, self.two, self.drop = keras.layers.Dense(2), keras.layers.Dense(2), keras.layers.Dropout(0.5)
+        self.named = named
+
+    def call(self, x: Any, training: bool) -> Any:
+        one, two = (x["one"], x["two"]) if isinstance(x, dict) else x
+        found = self.drop(self.one(one) + self.two(two), training=training)
+        return {"sum": found, "gap": self.one(one) - self.two(two)} if self.named else found
+
+
+X, Y, W = tf.TensorSpec((None, 3)), tf.TensorSpec((None, 2)), tf.TensorSpec((None,))
+BOTH = {"loss": "mse", "metrics": ["mae"]}
+OF_SHAPES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "Sequential without Input": (lambda: part("one"), (X, Y), BOTH),
+    "dict": (Branches, ({"one": X, "two": X}, Y), BOTH),
+    "tuple": (Branches, ((X, X), Y), BOTH),
+    "sample weights": (lambda: part("one"), (X, Y, W), {"loss": "mse", "weighted_metrics": ["mae"]}),
+    "several outputs": (
+        lambda: Branches(named=True),
+        ((X, X), {"sum": Y, "gap": Y}),
+        {"loss": {"sum": "mse", "gap": "mae"}, "metrics": {"sum": ["mae"]}},
+    ),
+}
+
+
+def unread(spec: Any) -> tf.data.Dataset:
+    def read() -> Any:
+        raise AssertionError("a batch was read")
+
+    return tf.data.Dataset.from_generator(read, output_signature=spec)
+
+
+def made(make: Any, **options: Any) -> keras.Model:
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    model = make()
+    model.compile("sgd", run_eagerly=True, **options)
+    return model
+
+
+@pytest.mark.parametrize("name", OF_SHAPES)
+def test_what_a_step_builds_is_built_from_shapes_alone_but_for_optimizers(name: str) -> None:
+    make, spec, options = OF_SHAPES[name]
+    stepped = made(make, **options)
+    stepped.train_on_batch(*tf.nest.map_structure(lambda one: tf.zeros([4, *one.shape[1:]]), spec))
+    model = made(make, **options)
+    assert building.build_symbolically(SimpleNamespace(model=model, data=unread(spec))) is None
+    assert not model.optimizer.built
+    assert [(v.path, v.shape) for v in model.variables] == [(v.path, v.shape) for v in stepped.variables]
+    of_metrics = [[(v.path, v.shape) for metric in one.metrics for v in metric.variables] for one in (model, stepped)]
+    assert of_metrics[0] == of_metrics[1]
+    generators = [one.drop.seed_generator.state.numpy().tolist() for one in (model, made(make)) if hasattr(one, "drop")]
+    assert generators[1:] == generators[:-1]
+
+
+@pytest.mark.parametrize("model", [Parts(part("two")), part("one")], ids=["no call", "a shape that is not known"])
+def test_why_it_cannot_be_built_is_returned(model: keras.Model) -> None:
+    model.compile("sgd", "mse")
+    data = unread((tf.TensorSpec(None), Y))
+    assert isinstance(building.build_symbolically(SimpleNamespace(model=model, data=data)), Exception)
+    assert not model.built
+    model.later = keras.layers.Dense(1)  # a step of its own may still make state

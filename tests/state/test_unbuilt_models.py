@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -66,18 +65,46 @@ class Reads(Subclassed):
         return {"loss": loss}
 
 
+class ReadsInCall(Subclassed):
+    """Can only be run."""
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return super().call(x * (1.0 + float(np.mean(x.numpy()))), training=training)
+
+
 class BuiltInName(Subclassed):
     """Has a variable of its own, so that Keras takes it for built when `build()` is called, which builds no layer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scale = self.add_weight(shape=(), initializer="ones")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Keras' own about that
-            self.build((None, 6))
+        build(self)
 
     def call(self, x: Any, training: bool = False) -> Any:
         return self.scale * super().call(x, training=training)
+
+
+class StepsOnly(keras.Model):
+    """Its `call()` is never used, so that its own `build()` builds no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = keras.Sequential([keras.layers.Dense(5, activation="relu"), keras.layers.Dense(3)])
+        self.head = keras.layers.Dense(1)
+        build(self)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self.head(self.body(x)))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def build(model: keras.Model) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras' own about what that does not build
+        model.build((None, 6))
 
 
 class Projection(keras.layers.Layer):
@@ -117,6 +144,12 @@ MODELS: dict[str, Make] = {
     "built in name only": lambda: compiled(BuiltInName),
     "eager, built in name only": lambda: compiled(BuiltInName, run_eagerly=True),
     "eager, and reads values": lambda: compiled(Reads, run_eagerly=True),
+    "without call, built in name only": lambda: compiled(StepsOnly),
+}
+NOT_RESUMED: dict[str, Make] = {
+    "call reads values": lambda: compiled(ReadsInCall, run_eagerly=True),
+    "without call": lambda: compiled(TrainsItself, None, run_eagerly=True),
+    "without call, built in name only": lambda: compiled(StepsOnly, run_eagerly=True),
 }
 
 
@@ -131,8 +164,6 @@ def uninterrupted() -> dict[str, keras.Model]:
 def test_a_model_that_its_first_step_builds_resumes_exactly(
     name: str, where: tuple[int, int], tmp_path: Path, uninterrupted: dict[str, keras.Model]
 ) -> None:
-    if name == "eager, and reads values" and where != (0, 4):
-        pytest.skip("that it cannot be built then is tested below")
     make, backup = MODELS[name], tmp_path / "backup"
     if name not in uninterrupted:
         uninterrupted[name] = make()
@@ -146,11 +177,16 @@ def test_a_model_that_its_first_step_builds_resumes_exactly(
 
 
 @pytest.mark.finds("not-resumed")
-def test_an_eager_step_that_cannot_be_traced_starts_over_and_says_why(tmp_path: Path) -> None:
-    make = MODELS["eager, and reads values"]
-    tiny.interrupt(tmp_path / "backup", 1, 2, built=make())
+@pytest.mark.parametrize("where", [(0, 4), (1, 2)], ids=["first epoch", "within"])
+@pytest.mark.parametrize("name", NOT_RESUMED)
+@pytest.mark.in_gate(3)
+def test_an_eager_model_that_only_a_step_can_build_starts_over_and_says_why(
+    name: str, where: tuple[int, int], tmp_path: Path
+) -> None:
+    make = NOT_RESUMED[name]
+    tiny.interrupt(tmp_path / "backup", *where, built=make())
     steps = tiny.CountSteps()
-    restarted = r"not exact: training starts from the beginning.*train_step cannot be traced.*numpy"
+    restarted = r"not exact: training starts from the beginning.*cannot build it without running a step.*give the model"
     with pytest.warns(RuntimeWarning, match=restarted):
         tiny.fit(make(), tmp_path / "backup", [steps])
     assert steps.trained[0] == (0, 0)
@@ -163,7 +199,7 @@ def test_nothing_is_saved_before_the_first_step(tmp_path: Path) -> None:
 
 
 def test_the_batch_that_built_an_eager_model_is_not_part_of_it(tmp_path: Path) -> None:
-    """Built by running the first epoch's batches, or by tracing with those of any size."""
+    """It is built from the shapes of batches of any size."""
 
     def make() -> keras.Model:
         return compiled(lambda: keras.Sequential([sequential(), keras.layers.Dense(1)]), run_eagerly=True)
@@ -173,37 +209,3 @@ def test_the_batch_that_built_an_eager_model_is_not_part_of_it(tmp_path: Path) -
     tiny.fit(make(), None, [backup])
     assert backup.restored is not None
     assert backup.restored.notes == ()
-
-
-class StepsOnly(keras.Model):
-    """Its `call()` is never used, so that its own `build()` builds no layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = keras.Sequential([keras.layers.Dense(5, activation="relu"), keras.layers.Dense(3)])
-        self.head = keras.layers.Dense(1)
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x=x, y=y, y_pred=self.head(self.body(x)))
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        return {"loss": loss}
-
-
-def test_an_eager_model_whose_build_builds_nothing_resumes_exactly_again_and_again(tmp_path: Path) -> None:
-    def run(stop: tuple[int, int] | None) -> str | None:
-        keras.utils.set_random_seed(3)
-        model = StepsOnly()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "`build", UserWarning)
-            model.build((None, 6))
-        model.compile("adam", "mse", run_eagerly=True)
-        backup = kdc.BackupAndRestore(
-            tmp_path, save_freq=2, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
-        )
-        with contextlib.suppress(tiny.Stop):
-            tiny.fit(model, None, [*([tiny.StopAt(*stop)] if stop else []), backup], epochs=3)
-        return None if backup.restored is None else backup.restored.verdict
-
-    assert [run(stop) for stop in ((0, 3), (1, 3), (2, 3), None)] == [None, "exact", "exact", "exact"]
