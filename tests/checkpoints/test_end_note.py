@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from keras_dist_callbacks.base.errors import BackupMismatchError, StorageError
-from keras_dist_callbacks.checkpoints import end_note, files, foreign
+from keras_dist_callbacks.checkpoints import end_note, files
 from keras_dist_callbacks.checkpoints.end_note import END_NOTE, EndNote
 from keras_dist_callbacks.checkpoints.files import Listing
 from keras_dist_callbacks.checkpoints.record import Checkpoint
@@ -126,7 +126,6 @@ def test_listings_and_commands_do_not_show_it(storage: Storage, tmp_path: Path) 
     published = save(storage, 1)
     end_note.write(storage, TEMPLATE, 1, is_ended=True, last=published.name)
     assert files.find(storage) == Listing((published,), (), (), 1)
-    assert foreign.names(storage) == []
     for command in ("ls", "verify", "doctor"):
         result = kdc(command, tmp_path / "d")
         assert result.exit_code == 0, result.output
