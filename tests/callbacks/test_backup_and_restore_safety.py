@@ -15,7 +15,6 @@ from safetensors.numpy import load_file
 from keras_dist_callbacks.base.errors import BackupError, DamagedBackupError, FencedError
 from keras_dist_callbacks.run.engine.writer import shared_writer
 from tests.support import tiny
-from tests.support.tiny import interrupt
 
 pytestmark = pytest.mark.slow  # complete fits
 
@@ -29,7 +28,7 @@ def _newest_blob(backup: Path) -> Path:
 def test_a_damaged_newest_backup_is_quarantined_and_the_one_before_taken(
     tmp_path: Path, uninterrupted: Any, damage: str
 ) -> None:
-    interrupt(tmp_path, 1, 3)
+    tiny.interrupt(tmp_path, 1, 3)
     blob = _newest_blob(tmp_path)
     content = bytearray(blob.read_bytes())
     if damage == "flip":
@@ -47,7 +46,7 @@ def test_a_damaged_newest_backup_is_quarantined_and_the_one_before_taken(
 
 
 def test_without_any_intact_backup_there_is_an_error_and_nothing_is_deleted(tmp_path: Path) -> None:
-    interrupt(tmp_path, 1, 3)
+    tiny.interrupt(tmp_path, 1, 3)
     for manifest in tmp_path.glob("commits/*.json"):
         manifest.write_bytes(manifest.read_bytes()[:-20])
     before = sorted(p.name for p in tmp_path.rglob("*"))
@@ -59,7 +58,7 @@ def test_without_any_intact_backup_there_is_an_error_and_nothing_is_deleted(tmp_
 def test_an_earlier_run_that_committed_nothing_means_a_fresh_start(
     tmp_path: Path, uninterrupted: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    interrupt(tmp_path, 0, 0)
+    tiny.interrupt(tmp_path, 0, 0)
     model = tiny.model()
     tiny.fit(model, tmp_path)
     assert "committed no backup; starting from the beginning" in capsys.readouterr().out
@@ -114,8 +113,7 @@ def test_unchanged_tensors_are_not_written_again(tmp_path: Path) -> None:
         built.compile(keras.optimizers.SGD(0.01), "binary_crossentropy")
         return built
 
-    with pytest.raises(tiny.Stop):
-        tiny.fit(model(), tmp_path, [tiny.StopAt(1, 0)])
+    tiny.interrupt(tmp_path, 1, 0, built=model())
     sizes = sorted(p.stat().st_size for p in tmp_path.glob("blobs/*/*.safetensors"))
     assert len(sizes) == 3, "the first save's blob and those of the two kept commits"
     frozen = 6 * 5000 * 4 + 5000 * 4
@@ -127,7 +125,7 @@ def test_double_checkpoint_lets_successive_backups_share_no_file(tmp_path: Path)
     from keras_dist_callbacks.backups.store import BackupStore
     from keras_dist_callbacks.storage.storage import Storage
 
-    interrupt(tmp_path, 1, 3, options={"double_checkpoint": True})
+    tiny.interrupt(tmp_path, 1, 3, options={"double_checkpoint": True})
     store = BackupStore(Storage.open(tmp_path))
     older, newer = (store.manifest(commit) for commit in store.commits())
     assert {b.path for b in older.blobs}.isdisjoint({b.path for b in newer.blobs})
@@ -143,20 +141,10 @@ def test_bfloat16_and_other_types_survive(tmp_path: Path) -> None:
         def call(self, x: Any) -> Any:
             return x * self.scale
 
-    def model() -> keras.Model:
-        keras.utils.clear_session(free_memory=False)
-        keras.utils.set_random_seed(7)
-        built = keras.Sequential([keras.Input((6,)), Typed(), keras.layers.Dense(1)])
-        built.compile("sgd", "mse")
-        return built
+    def make() -> keras.Model:
+        return tiny.compiled(lambda: tiny.sequential(Typed(), keras.layers.Dense(1)))
 
-    reference = model()
-    tiny.fit(reference, None)
-    with pytest.raises(tiny.Stop):
-        tiny.fit(model(), tmp_path, [tiny.StopAt(1, 3)])
-    resumed = model()
-    tiny.fit(resumed, tmp_path)
-    tiny.assert_same(resumed, reference)
+    tiny.resumes(tmp_path, make, at=(1, 3), expects=None)
 
 
 def test_a_failed_backup_warns_and_training_continues(tmp_path: Path, uninterrupted: Any) -> None:

@@ -29,22 +29,15 @@ def by_epoch(epoch: int) -> tf.data.Dataset:
 @pytest.mark.parametrize("arguments", [{}, {"class_weight": {0: 1.0, 1: 3.0}}, {"steps_per_epoch": 3}], ids=str)
 @pytest.mark.in_gate(1)
 def test_data_addressed_by_epoch_resume_exactly(tmp_path: Path, where: Any, arguments: dict[str, Any]) -> None:
-    reference = tiny.model()
-    expected = tiny.fit(reference, None, [kdc.EpochDataset(by_epoch)], epochs=4, x=by_epoch(0), **arguments)
-    callbacks = [kdc.EpochDataset(by_epoch), tiny.StopAt(*where)]
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), tmp_path, callbacks, epochs=4, x=by_epoch(0), **arguments)
-    asked: list[int] = []
+    asked: list[list[int]] = []
 
-    def noted(epoch: int) -> tf.data.Dataset:
-        asked.append(epoch)
-        return by_epoch(epoch)
+    def noting() -> list[Any]:
+        asked.append(noted := [])
+        return [kdc.EpochDataset(lambda epoch: noted.append(epoch) or by_epoch(epoch))]
 
-    model = tiny.model()
-    history = tiny.fit(model, tmp_path, [kdc.EpochDataset(noted)], epochs=4, x=by_epoch(0), **arguments)
-    tiny.assert_same(model, reference)
-    assert history.history == expected.history
-    assert asked == list(range(where[0] - (where[1] == 0), 4)), "a save behind the last step is within its epoch"
+    given: dict[str, Any] = {"x": lambda: by_epoch(0), "epochs": 4, **arguments}
+    tiny.resumes(tmp_path, at=where, callbacks=noting, expects=None, **given)
+    assert asked[1] == list(range(where[0] - (where[1] == 0), 4)), "a save behind the last step is within its epoch"
 
 
 def test_each_epoch_reads_its_own_dataset() -> None:
@@ -105,14 +98,7 @@ class Positioned(Batches):
 @pytest.mark.parametrize("where", [(1, 2), (2, 0)], ids=str)
 @pytest.mark.parametrize("methods", ["get_state", "state_dict"])
 def test_an_input_that_knows_its_position_is_asked(tmp_path: Path, methods: str, where: Any) -> None:
-    reference = tiny.model()
-    expected = tiny.fit(reference, None, epochs=4, x=Positioned(methods))
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), tmp_path, [tiny.StopAt(*where)], epochs=4, x=Positioned(methods), save_freq=1)
-    model = tiny.model()
-    history = tiny.fit(model, tmp_path, epochs=4, x=Positioned(methods))
-    tiny.assert_same(model, reference)
-    assert history.history == expected.history
+    tiny.resumes(tmp_path, at=where, x=lambda: Positioned(methods), epochs=4, expects=None)
 
 
 @pytest.mark.finds("input-code")
@@ -131,11 +117,9 @@ def test_resuming_a_late_epoch_does_not_read_the_past_ones(tmp_path: Path) -> No
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(tiny.ROWS))
         return dataset.shuffle(tiny.ROWS, seed=3, reshuffle_each_iteration=True).batch(tiny.BATCH)
 
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), tmp_path, [tiny.StopAt(50, 2)], epochs=60, x=counted(), save_freq=tiny.STEPS * 50 + 2)
+    tiny.interrupt(tmp_path, 50, 2, tiny.STEPS * 50 + 2, epochs=60, x=counted())
     read = 0
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), tmp_path, [tiny.StopAt(51, 0)], epochs=60, x=counted())
+    tiny.interrupt(tmp_path, 51, 0, epochs=60, x=counted())
     skipped = 2 * tiny.BATCH
     assert 0 < read <= tiny.ROWS + skipped
 
@@ -143,8 +127,7 @@ def test_resuming_a_late_epoch_does_not_read_the_past_ones(tmp_path: Path) -> No
 @pytest.mark.finds("passes-counted")
 def test_a_reshuffling_dataset_that_was_iterated_before_is_labelled(tmp_path: Path) -> None:
     dataset, model = tiny.shuffled(), tiny.model()
-    with pytest.raises(tiny.Stop):
-        tiny.fit(model, tmp_path, [tiny.StopAt(1, 2)], x=dataset)
+    tiny.interrupt(tmp_path, 1, 2, built=model, x=dataset)
     match = "this dataset object .* had been read 0 times before the interrupted run, but 2 times before"
     with pytest.warns(RuntimeWarning, match=match):
         tiny.fit(model, tmp_path, x=dataset)

@@ -127,8 +127,7 @@ def test_the_copy_of_a_used_callback_continues_from_its_backup(tmp_path: Path, w
     expected = tiny.fit(reference, None)
     options = {"save_freq": 2, "when_busy": "wait", "save_on_exception": False, "delete_checkpoint": False}
     used = [kdc.PrintLR(3), kdc.BackupAndRestore(tmp_path, **grouped(**options))]
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), None, [*used, tiny.StopAt(1, 3)])
+    tiny.stopped(tiny.fit, tiny.model(), None, [*used, tiny.StopAt(1, 3)])
     copies = WAYS[way](used)
     model = tiny.model()
     history = tiny.fit(model, None, copies)

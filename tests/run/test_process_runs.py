@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from tests.support import forget_runs, tiny
+from tests.support import tiny
 
 pytestmark = pytest.mark.slow  # complete fits
 
@@ -92,7 +92,7 @@ class Changes(keras.callbacks.Callback):
 
 @pytest.mark.parametrize("stop", [(1, 2), (2, 0), (3, 2)])
 def test_what_earlier_fits_of_a_loop_have_changed_is_restored_as_it_was(tmp_path: Path, stop: tuple[int, int]) -> None:
-    def loop(directory: Path | None, stop: tuple[int, int] | None = None) -> tuple[Any, Any]:
+    def loop(directory: Path | None, stop: tuple[int, int] | None) -> tuple[Any, Any]:
         model, callback = tiny.model(), Changes()
         for epoch in range(4):
             ours = [] if directory is None else [kdc.BackupAndRestore(directory, save_freq=1, delete_checkpoint=False)]
@@ -100,9 +100,4 @@ def test_what_earlier_fits_of_a_loop_have_changed_is_restored_as_it_was(tmp_path
             tiny.fit(model, None, [callback, *stops, *ours], initial_epoch=epoch, epochs=epoch + 1)
         return model, callback.summary()
 
-    with pytest.raises(tiny.Stop):
-        loop(tmp_path, stop)
-    forget_runs()
-    (resumed, found), (expected, summary) = loop(tmp_path), loop(None)
-    assert found == summary
-    tiny.assert_same(resumed, expected)
+    tiny.script_resumes(tmp_path, loop, stop)

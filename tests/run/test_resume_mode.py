@@ -41,10 +41,7 @@ def loop(directory: Path | None, *, anew: bool, stop: tuple[int, int] | None = N
 @pytest.mark.parametrize("anew", [False, True], ids=["one dataset", "a dataset for each fit"])
 @pytest.mark.in_gate(1)
 def test_a_loop_of_fits_ends_as_without_a_backup(tmp_path: Path, anew: bool, options: dict[str, Any]) -> None:
-    model, trained = loop(tmp_path / "backup", anew=anew, **options)
-    reference, expected = loop(None, anew=anew)
-    assert trained == expected
-    tiny.assert_same(model, reference)
+    tiny.assert_same(loop(tmp_path / "backup", anew=anew, **options), loop(None, anew=anew))
 
 
 @pytest.mark.parametrize("stop", [(1, 2), (2, 1)])
@@ -53,14 +50,12 @@ def test_a_loop_of_fits_ends_as_without_a_backup(tmp_path: Path, anew: bool, opt
 def test_a_loop_of_fits_that_was_killed_continues_where_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], anew: bool, stop: tuple[int, int]
 ) -> None:
-    with pytest.raises(tiny.Stop):
-        loop(tmp_path, anew=anew, stop=stop, **KEEP)
+    tiny.stopped(loop, tmp_path, anew=anew, stop=stop, **KEEP)
     forget_runs()
     capsys.readouterr()
     model, trained = loop(tmp_path, anew=anew, **KEEP)
     reference, expected = loop(None, anew=anew)
-    assert trained == [step for step in expected if step >= stop]
-    tiny.assert_same(model, reference)
+    tiny.assert_same([model, trained], [reference, [step for step in expected if step >= stop]])
     assert capsys.readouterr().out.count("No step is run") == stop[0]
 
 
@@ -83,8 +78,7 @@ def test_each_fit_of_a_loop_that_was_killed_returns_its_history(
     if stop is None:
         histories(tmp_path, end=2)  # killed between two fits
     else:
-        with pytest.raises(tiny.Stop):
-            histories(tmp_path, stop)
+        tiny.stopped(histories, tmp_path, stop)
     forget_runs()
     expected = histories(None)
     if stop is None and not options:
@@ -133,40 +127,28 @@ def test_a_loop_that_sets_the_learning_rate_between_its_fits_resumes_exactly_if_
 ) -> None:
     """The fits before the interrupted one run no step, and leave the model where the backup is."""
 
-    def by_hand(directory: Path | None, stop: tuple[int, int] | None = None) -> tuple[keras.Model, list[Any]]:
-        model, best, found = tiny.model(), 1e9, []
+    found: list[list[Any]] = []
+
+    def by_hand(directory: Path | None, stop: tuple[int, int] | None) -> keras.Model:
+        model, best = tiny.model(), 1e9
+        found.append([])
         for epoch in range(EPOCHS):
-            backup = (
-                [
-                    kdc.BackupAndRestore(
-                        directory,
-                        save_freq=1,
-                        delete_checkpoint=False,
-                        write_options=kdc.WriteOptions(when_busy="wait"),
-                    )
-                ]
-                if directory
-                else []
-            )
+            backup = [tiny.backed_up(directory, **KEEP)] if directory else []
             stops = [tiny.StopAt(*stop)] if stop else []
             history = tiny.fit(model, None, [*stops, *backup], initial_epoch=epoch, epochs=epoch + 1)
-            found += [b.restored for b in backup if b.restored is not None]
+            found[-1].extend(b.restored for b in backup if b.restored is not None)
             loss = history.history["loss"][0]
             if loss > 0.95 * best:
                 model.optimizer.learning_rate = 0.5 * float(model.optimizer.learning_rate)
             best = min(best, loss)
-        return model, found
+        return model
 
-    with pytest.raises(tiny.Stop):
-        by_hand(tmp_path, (2, 2))
-    forget_runs()
-    resumed, found = by_hand(tmp_path)
+    tiny.script_resumes(tmp_path, by_hand, (2, 2))
     condition = (
         "no code after a fit() that ran no step depends on the model, which is at epoch 3, batch 2 (step 12) already"
     )
-    assert [restored.conditions for restored in found] == [(condition,)] * EPOCHS
-    assert {restored.verdict for restored in found} == {"exact if"}
-    tiny.assert_same(resumed, by_hand(None)[0])
+    assert [restored.conditions for restored in found[1]] == [(condition,)] * EPOCHS
+    assert {restored.verdict for restored in found[1]} == {"exact if"}
 
 
 @pytest.mark.in_gate(1)
@@ -291,16 +273,14 @@ def two_phases(directory: Path, *, stop: tuple[int, int] | None = None, **option
 
 @pytest.mark.chaos
 def test_a_dataset_that_was_read_as_often_before_is_not_a_reason_for_an_alarm(tmp_path: Path) -> None:
-    with pytest.raises(tiny.Stop):
-        two_phases(tmp_path / "killed", stop=(1, 2))
+    tiny.stopped(two_phases, tmp_path / "killed", stop=(1, 2))
     forget_runs()
     tiny.assert_same(two_phases(tmp_path / "killed"), two_phases(tmp_path / "uninterrupted"))
 
 
 @pytest.mark.chaos
 def test_a_dataset_of_two_shuffles_that_was_read_less_often_before_is_labelled(tmp_path: Path) -> None:
-    with pytest.raises(tiny.Stop):
-        two_phases(tmp_path, stop=(1, 2), **KEEP)
+    tiny.stopped(two_phases, tmp_path, stop=(1, 2), **KEEP)
     forget_runs()
     with pytest.warns(RuntimeWarning, match="had been read 3 times before the interrupted run, but 0 times before"):
         two_phases(tmp_path, **KEEP)

@@ -14,17 +14,14 @@ import tensorflow as tf
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.base.errors import BackupError, ConfigError
 from keras_dist_callbacks.run.engine.writer import shared_writer
-from tests.support import tiny
+from tests.support import files, tiny
+from tests.support.early_exits import ActionAt, fail
 
 pytestmark = pytest.mark.slow  # complete fits
 
 
 def rows(batch: int = 4) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(tiny.data()).batch(batch)
-
-
-def files(directory: Path) -> dict[Path, bytes]:
-    return {p: p.read_bytes() for p in directory.rglob("*") if p.is_file()}
 
 
 @pytest.mark.in_gate(1)
@@ -59,27 +56,15 @@ def test_a_last_execution_with_fewer_batches_resumes_exactly(tmp_path: Path, kno
     def data() -> tf.data.Dataset:  # 10 batches, 4 at a time
         return rows() if known else rows().filter(lambda x, y: True)
 
-    class Stop(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            if epoch == 1:
-                raise tiny.Stop
-
-    reference = several_steps(4)
-    expected = tiny.fit(reference, None, x=data())
-    with pytest.raises(tiny.Stop):
-        tiny.fit(several_steps(4), tmp_path, [Stop()], x=data())
-    model = several_steps(4)
-    history = tiny.fit(model, tmp_path, x=data())
-    tiny.assert_same(model, reference)
-    assert history.history == expected.history
+    stop = ActionAt("on_epoch_end", (1, 0), fail)
+    tiny.resumes(tmp_path, lambda: several_steps(4), at=stop, x=data, expects=None)
 
 
 @pytest.mark.finds("steps_per_execution")
 def test_another_steps_per_execution_is_labelled(tmp_path: Path) -> None:
-    with pytest.raises(tiny.Stop):
-        tiny.fit(several_steps(2), tmp_path, [tiny.StopAt(1, 4)], x=rows())
-    with pytest.warns(RuntimeWarning, match="steps_per_execution changed from 2 to 1"):
-        tiny.fit(several_steps(1), tmp_path, x=rows())
+    first, again = (lambda steps=steps: several_steps(steps) for steps in (2, 1))
+    said = "steps_per_execution changed from 2 to 1"
+    tiny.resumes(tmp_path, first, again=again, at=(1, 4), x=rows, expects="not exact", saying=said)
 
 
 class Noisy(keras.Model):
@@ -88,33 +73,15 @@ class Noisy(keras.Model):
     def __init__(self) -> None:
         super().__init__()
         self.dense = keras.layers.Dense(1)
-
-    def build(self, shape: Any) -> None:
-        self.dense.build(shape)
+        self.dense.build((None, 6))
         self.built = True
 
     def call(self, x: Any) -> Any:
         return self.dense(x + 0.1 * keras.random.normal(tf.shape(x)))
 
 
-def noisy() -> keras.Model:
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(7)
-    model = Noisy()
-    model.build((None, 6))
-    model.compile(keras.optimizers.Adam(0.01), "mse")
-    return model
-
-
 def test_a_seed_that_is_made_within_the_first_step_resumes_exactly(tmp_path: Path) -> None:
-    reference = noisy()
-    expected = tiny.fit(reference, None)
-    with pytest.raises(tiny.Stop):
-        tiny.fit(noisy(), tmp_path, [tiny.StopAt(1, 2)])
-    model = noisy()
-    history = tiny.fit(model, tmp_path)
-    tiny.assert_same(model, reference)
-    assert history.history == expected.history
+    tiny.resumes(tmp_path, lambda: tiny.compiled(Noisy, "adam"), expects=None)
 
 
 class SlowPublishing(keras.callbacks.Callback):
@@ -135,8 +102,7 @@ class SlowPublishing(keras.callbacks.Callback):
 def test_checkpoints_at_the_same_steps_do_not_starve_backups(tmp_path: Path) -> None:
     checkpoint = kdc.ModelCheckpoint(tmp_path / "c-{epoch}-{batch}.keras", save_freq=5)
     backup = kdc.BackupAndRestore(tmp_path / "backup", save_freq=5)
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), None, [SlowPublishing(), checkpoint, backup, tiny.StopAt(2, 0)])
+    tiny.stopped(tiny.fit, tiny.model(), None, [SlowPublishing(), checkpoint, backup, tiny.StopAt(2, 0)])
     restored = kdc.BackupAndRestore(tmp_path / "backup", save_freq=5)
     tiny.fit(tiny.model(), None, [checkpoint, restored])
     assert restored.restored is not None
@@ -144,25 +110,16 @@ def test_checkpoints_at_the_same_steps_do_not_starve_backups(tmp_path: Path) -> 
 
 
 def test_a_callback_list_of_the_users_own_resumes_exactly(tmp_path: Path) -> None:
-    def run(model: keras.Model, *extra: Any) -> Any:
-        every = [
-            kdc.BackupAndRestore(tmp_path, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait")),
-            stopping(),
-            *extra,
-        ]
-        callbacks = keras.callbacks.CallbackList(every, add_history=True, model=model, epochs=5, steps=tiny.STEPS)
-        return model.fit(tiny.shuffled(), epochs=5, verbose=0, callbacks=callbacks, shuffle=False)
+    def run(*extra: Any) -> Any:
+        model, stopping = tiny.model(), keras.callbacks.EarlyStopping("loss", min_delta=10, patience=2)
+        callbacks: Any = [*extra, stopping]
+        if extra:
+            callbacks = keras.callbacks.CallbackList(
+                callbacks, add_history=True, model=model, epochs=5, steps=tiny.STEPS
+            )
+        return model, model.fit(tiny.shuffled(), epochs=5, verbose=0, callbacks=callbacks, shuffle=False)
 
-    def stopping() -> Any:
-        return keras.callbacks.EarlyStopping("loss", min_delta=10, patience=2)
-
-    reference = tiny.model()
-    expected = tiny.fit(reference, None, [stopping()], epochs=5)
-    with pytest.raises(tiny.Stop):
-        run(tiny.model(), tiny.StopAt(2, 1))
-    model = tiny.model()
-    assert run(model).history == expected.history
-    tiny.assert_same(model, reference)
+    tiny.resumes(tmp_path, run=run, at=(2, 1), expects=None)
 
 
 class WithPlainVariable(keras.layers.Layer):
@@ -175,21 +132,14 @@ class WithPlainVariable(keras.layers.Layer):
         return x
 
 
-def with_plain_variable(layer: Any = None, *, eager: bool = False) -> keras.Model:
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(7)
-    built = keras.Sequential([keras.Input((6,)), layer or WithPlainVariable(), keras.layers.Dense(1)])
-    built.compile("sgd", "mse", run_eagerly=eager)
-    return built
+def with_plain_variable(layer: Any = WithPlainVariable, *, eager: bool = True) -> keras.Model:
+    return tiny.compiled(lambda: tiny.sequential(layer(), keras.layers.Dense(1)), run_eagerly=eager)
 
 
 @pytest.mark.parametrize("eager", [False, True])
 def test_variables_that_keras_does_not_know_are_found_in_the_train_step(tmp_path: Path, eager: bool) -> None:
-    with pytest.raises(tiny.Stop):
-        tiny.fit(with_plain_variable(eager=eager), tmp_path, [tiny.StopAt(1, 2)])
-    resumed = with_plain_variable(eager=eager)
-    tiny.fit(resumed, tmp_path, options={"strict": "certain"})
-    assert resumed.layers[0].plain.numpy() == 3 * tiny.STEPS
+    ended = tiny.resumes(tmp_path, lambda: with_plain_variable(eager=eager))
+    assert ended.model.layers[0].plain.numpy() == 3 * tiny.STEPS
 
 
 class MadeByTheFirstStep(WithPlainVariable):
@@ -208,10 +158,9 @@ class MadeByTheFirstStep(WithPlainVariable):
 
 @pytest.mark.finds("step-variables")
 def test_variables_that_do_not_exist_at_an_eager_resume_are_named(tmp_path: Path) -> None:
-    with pytest.raises(tiny.Stop):
-        tiny.fit(with_plain_variable(MadeByTheFirstStep(), eager=True), tmp_path, [tiny.StopAt(1, 2)])
-    with pytest.warns(RuntimeWarning, match=r"variables .* \(\S*plain:0\) are not restored: number 1 was "):
-        tiny.fit(with_plain_variable(MadeByTheFirstStep(), eager=True), tmp_path)
+    said = r"variables .* \(\S*plain:0\) are not restored: number 1 was "
+    make = lambda: with_plain_variable(MadeByTheFirstStep)  # noqa: E731
+    tiny.resumes(tmp_path, make, expects="not exact", saying=said)
 
 
 class OwnStep(keras.Model):
@@ -234,25 +183,11 @@ class OwnStep(keras.Model):
 
 
 def test_a_train_step_with_inputs_of_its_own_resumes(tmp_path: Path) -> None:
-    def model() -> keras.Model:
-        keras.utils.clear_session(free_memory=False)
-        keras.utils.set_random_seed(7)
-        built = OwnStep()
-        built.compile(keras.optimizers.Adam(0.01), "mse")
-        return built
-
     def data() -> tf.data.Dataset:
         x, y = tiny.data()
         return tf.data.Dataset.from_tensor_slices({"rows": x, "labels": y}).batch(tiny.BATCH)
 
-    reference = model()
-    expected = tiny.fit(reference, None, x=data())
-    with pytest.raises(tiny.Stop):
-        tiny.fit(model(), tmp_path, [tiny.StopAt(1, 2)], x=data())
-    resumed = model()
-    history = tiny.fit(resumed, tmp_path, x=data())
-    tiny.assert_same(resumed, reference)
-    assert history.history == expected.history
+    tiny.resumes(tmp_path, lambda: tiny.compiled(OwnStep, "adam"), x=data, expects=None)
 
 
 @pytest.mark.in_gate(1)
@@ -269,18 +204,13 @@ def test_a_train_step_with_inputs_of_its_own_resumes(tmp_path: Path) -> None:
     ids=["schedule", "loss scaling", "averages", "gradient accumulation"],
 )
 def test_optimizers_with_a_state_of_their_own_resume_exactly(tmp_path: Path, make: Any) -> None:
-    def built() -> keras.Model:
-        keras.utils.clear_session(free_memory=False)
-        return tiny.model(optimizer=make(), clear=False)
+    def layers() -> keras.Model:
+        dense = keras.layers.Dense
+        return tiny.sequential(dense(7, activation="relu"), keras.layers.Dropout(0.3), dense(1, activation="sigmoid"))
 
-    reference = built()
-    expected = tiny.fit(reference, None)
-    with pytest.raises(tiny.Stop):
-        tiny.fit(built(), tmp_path, [tiny.StopAt(1, 2)])
-    model = built()
-    history = tiny.fit(model, tmp_path)
-    tiny.assert_same(model, reference)
-    assert history.history == expected.history
+    tiny.resumes(
+        tmp_path, lambda: tiny.compiled(layers, make, "binary_crossentropy", metrics=["accuracy"]), expects=None
+    )
 
 
 @pytest.mark.finds("finished-averages")
@@ -297,17 +227,9 @@ def test_more_epochs_after_a_run_that_finalized_its_weights_are_labelled(tmp_pat
 @pytest.mark.in_gate(1)
 @pytest.mark.parametrize("hook", ["on_epoch_begin", "on_epoch_end"])
 def test_a_callback_that_raises_between_steps_leaves_nothing_to_a_later_fit(tmp_path: Path, hook: str) -> None:
-    class Raise(keras.callbacks.Callback):
-        pass
-
-    def stop(*arguments: Any) -> None:
-        raise tiny.Stop
-
-    setattr(Raise, hook, stop)
     tiny.interrupt(tmp_path, 2, 0)
-    model = tiny.model()
-    with pytest.raises(tiny.Stop):
-        tiny.fit(model, tmp_path, [Raise()], epochs=4)
+    model, raises = tiny.model(), keras.callbacks.LambdaCallback(**{hook: lambda epoch, logs: fail()})
+    tiny.stopped(tiny.fit, model, tmp_path, [raises], epochs=4)
     steps = tiny.CountSteps()
     tiny.fit(model, None, [steps], epochs=1)
     assert steps.trained[0] == (0, 0)

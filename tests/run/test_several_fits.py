@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -62,22 +63,16 @@ def test_a_later_fit_resumes_exactly_and_an_earlier_one_is_skipped(
     phases: Phases,
     stop: tuple[int, int],
 ) -> None:
-    with pytest.raises(tiny.Stop):
-        phases(tmp_path, stop)
-    forget_runs()
-    capsys.readouterr()
     with pytest.warns(RuntimeWarning, match=SKIPPED):
-        resumed = phases(tmp_path, None)
+        tiny.script_resumes(tmp_path, phases, stop)
     lines = re.findall("^kdc: ((?:Skipped this fit|Resumed from).*)", capsys.readouterr().out, re.MULTILINE)
     assert [line.split()[0] for line in lines] == ["Skipped", "Resumed"]
     assert lines[-1].endswith(": exact if nothing depends on the results of the earlier fit(), which was skipped")
-    tiny.assert_same(resumed, phases(None, None))
     assert files(tmp_path) == {}
 
 
 def test_a_skipped_fit_restores_the_weights_and_leaves_the_backup(tmp_path: Path) -> None:
-    with pytest.raises(tiny.Stop):
-        compiled_again(tmp_path, (1, 2))
+    tiny.stopped(compiled_again, tmp_path, (1, 2))
     forget_runs()
     weights = kdc.load_backup(tmp_path, tiny.model()).get_weights()
     before, model, steps = files(tmp_path), tiny.model(), tiny.CountSteps()
@@ -85,8 +80,7 @@ def test_a_skipped_fit_restores_the_weights_and_leaves_the_backup(tmp_path: Path
     with pytest.warns(RuntimeWarning, match=SKIPPED):
         history = tiny.fit(model, None, [steps, backup], epochs=2)
     assert (steps.trained, history.history) == ([], {})
-    for now, then in zip(model.get_weights(), weights, strict=True):
-        np.testing.assert_array_equal(now, then)
+    tiny.assert_same(model.get_weights(), weights)
     assert files(tmp_path) == before
     assert backup.restored is not None
     assert backup.restored.is_skipped
@@ -94,8 +88,7 @@ def test_a_skipped_fit_restores_the_weights_and_leaves_the_backup(tmp_path: Path
 
 @pytest.mark.finds("skipped", "results-of-skipped")
 def test_strict_refuses_to_skip_a_fit(tmp_path: Path) -> None:
-    with pytest.raises(tiny.Stop):
-        compiled_again(tmp_path, (1, 2))
+    tiny.stopped(compiled_again, tmp_path, (1, 2))
     forget_runs()
     strict = [kdc.BackupAndRestore(tmp_path, strict=True)]
     model = tiny.model()
@@ -111,8 +104,7 @@ def test_a_script_that_computes_its_first_epoch_resumes_in_its_first_fit(tmp_pat
             tiny.fit(model, directory, stops(stop), initial_epoch=epoch, epochs=epoch + 1, options=options)
         return model
 
-    with pytest.raises(tiny.Stop):
-        loop(tmp_path, 0, (2, 3))
+    tiny.stopped(loop, tmp_path, 0, (2, 3))
     forget_runs()
     tiny.assert_same(loop(tmp_path, 2), loop(None, 0))
 
@@ -169,50 +161,33 @@ class Reordered(keras.utils.PyDataset):
         self.random.shuffle(self.order)
 
 
+def kept(directory: Path, save_freq: int | str = 1) -> kdc.BackupAndRestore:
+    return tiny.backed_up(directory, save_freq, delete_checkpoint=False)
+
+
 def two_phases(
     directory: Path | None, stop: tuple[int, int] | None, *callbacks: Any, make: Callable[[], Any] = Reordered
-) -> Any:
+) -> tiny.Ended:
     """Each has a directory of its own, as the README advises; both read one dataset."""
-    model, data, places = tiny.model(), make(), [None, None]  # the model first, which sets the seeds
-    if directory is not None:
-        places = [directory / "first", directory / "second"]
-    first = [kdc.BackupAndRestore(places[0], delete_checkpoint=False)] if directory else []
-    backup = (
-        [
-            kdc.BackupAndRestore(
-                places[1], save_freq=1, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
-            )
-        ]
-        if directory
-        else []
-    )
+    model, data = tiny.model(), make()  # the model first, which sets the seeds
+    first = [kept(directory / "first", "epoch")] if directory else []
+    second = [kept(directory / "second")] if directory else []
     tiny.fit(model, None, [*callbacks, *first], x=data, epochs=2)
     model.compile(keras.optimizers.Adam(0.01, name="second"), "binary_crossentropy")
-    tiny.fit(model, None, [*callbacks, *stops(stop), *backup], x=data, epochs=2)
-    return model, backup
+    history = tiny.fit(model, None, [*callbacks, *stops(stop), *second], x=data, epochs=2)
+    return tiny.Ended(model, history, restored=second[0].restored if second else None)
 
 
 def test_a_finished_fit_leaves_its_pydataset_as_it_did(tmp_path: Path) -> None:
-    with pytest.raises(tiny.Stop):
-        two_phases(tmp_path, (1, 2))
-    forget_runs()
-    resumed, (backup,) = two_phases(tmp_path, None)
-    expected, _ = two_phases(None, None)
-    assert backup.restored.verdict == "exact"
-    tiny.assert_same(resumed, expected)
+    assert tiny.script_resumes(tmp_path, two_phases, (1, 2)).restored.verdict == "exact"
 
 
 @pytest.mark.in_gate(1)
 @pytest.mark.parametrize("stop", [(0, 0), (0, 3), (1, 2)])
 def test_a_dataset_of_a_finished_fit_has_the_order_that_it_had(tmp_path: Path, stop: tuple[int, int]) -> None:
     """As in TensorFlow's tutorial on transfer learning; killed before the first backup of the second fit, too."""
-    with pytest.raises(tiny.Stop):
-        two_phases(tmp_path, stop, make=tiny.shuffled)
-    forget_runs()
-    resumed, (backup,) = two_phases(tmp_path, None, make=tiny.shuffled)
-    expected, _ = two_phases(None, None, make=tiny.shuffled)
-    assert (backup.restored and backup.restored.verdict) == (None if stop == (0, 0) else "exact")
-    tiny.assert_same(resumed, expected)
+    restored = tiny.script_resumes(tmp_path, functools.partial(two_phases, make=tiny.shuffled), stop).restored
+    assert (restored and restored.verdict) == (None if stop == (0, 0) else "exact")
 
 
 def loop_and_phase(directory: Path | None, stop: tuple[int, int] | None) -> Any:
@@ -227,10 +202,7 @@ def loop_and_phase(directory: Path | None, stop: tuple[int, int] | None) -> Any:
 
 
 def test_the_passes_of_a_finished_loop_are_counted_once(tmp_path: Path) -> None:
-    with pytest.raises(tiny.Stop):
-        loop_and_phase(tmp_path, (0, 0))  # before its first backup
-    forget_runs()
-    tiny.assert_same(loop_and_phase(tmp_path, None), loop_and_phase(None, None))
+    tiny.script_resumes(tmp_path, loop_and_phase, (0, 0))  # before its first backup
 
 
 @pytest.mark.chaos
@@ -239,24 +211,21 @@ def test_an_order_that_cannot_be_had_again_is_warned_of(tmp_path: Path) -> None:
         rows = tf.data.Dataset.from_tensor_slices(tiny.data())
         return rows.shuffle(tiny.ROWS, seed=3).cache().shuffle(tiny.ROWS, seed=4).batch(tiny.BATCH)
 
-    with pytest.raises(tiny.Stop):
-        two_phases(tmp_path, (0, 0), make=cached)
-    forget_runs()
     with pytest.warns(RuntimeWarning, match="a finished fit.. had read the dataset that this one reads"):
-        two_phases(tmp_path, None, make=cached)
+        tiny.script_resumes(tmp_path, functools.partial(two_phases, make=cached), (0, 0), alike=False)
 
 
 @pytest.mark.chaos
 def test_what_a_finished_fit_could_not_save_is_a_condition_of_the_next_one(tmp_path: Path) -> None:
-    def callback() -> keras.callbacks.Callback:
+    def at_begin() -> keras.callbacks.Callback:
         numbers = (number for number in range(100))
         return keras.callbacks.LambdaCallback(on_train_begin=lambda logs: next(numbers))
 
-    with pytest.raises(tiny.Stop):
-        two_phases(tmp_path, (1, 2), callback())
-    forget_runs()
-    _, (backup,) = two_phases(tmp_path, None, callback())
-    assert backup.restored.verdict == "exact"  # it is only advanced before the first step
+    def phases(directory: Path | None, stop: Any, make: Any = at_begin) -> tiny.Ended:
+        return two_phases(directory, stop, make())
+
+    # it is only advanced before the first step
+    assert tiny.script_resumes(tmp_path, phases, (1, 2), alike=False).restored.verdict == "exact"
 
     class Advances(keras.callbacks.Callback):
         def __init__(self) -> None:
@@ -267,12 +236,8 @@ def test_what_a_finished_fit_could_not_save_is_a_condition_of_the_next_one(tmp_p
             if self.model.optimizer.name != "second":
                 next(self.numbers)
 
-    directory = tmp_path / "advances"
-    with pytest.raises(tiny.Stop):
-        two_phases(directory, (1, 2), Advances())
-    forget_runs()
-    _, (backup,) = two_phases(directory, None, Advances())
-    (condition,) = backup.restored.conditions
+    advances = functools.partial(phases, make=Advances)
+    (condition,) = tiny.script_resumes(tmp_path / "advances", advances, (1, 2), alike=False).restored.conditions
     assert condition.startswith("nothing depends on what the earlier fit(), which is finished, could not save (")
     assert "a Python generator was advanced" in condition
 
@@ -292,29 +257,17 @@ class EarlyRates(keras.callbacks.Callback):
             self.model.optimizer.learning_rate = self.model.tau * len(self.noted)
 
 
-def loop(directory: Path | None, stop: tuple[int, int] | None, callback: keras.callbacks.Callback) -> keras.Model:
+def loop(directory: Path | None, stop: tuple[int, int] | None, make: Any = EarlyRates) -> keras.Model:
     """A fit for each epoch."""
-    model = tiny.model()
+    model, callback = tiny.model(), make()
     for epoch in range(5):
-        own = (
-            []
-            if directory is None
-            else [
-                kdc.BackupAndRestore(
-                    directory, save_freq=2, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
-                )
-            ]
-        )
+        own = [] if directory is None else [kept(directory, 2)]
         tiny.fit(model, None, [callback, *stops(stop), *own], initial_epoch=epoch, epochs=epoch + 1)
     return model
 
 
 def test_state_that_an_earlier_fit_of_a_loop_has_changed_is_restored(tmp_path: Path) -> None:
-    for stop in ((2, 3), (4, 3)):
-        with pytest.raises(tiny.Stop):
-            loop(tmp_path, stop, EarlyRates())
-        forget_runs()
-    tiny.assert_same(loop(tmp_path, None, EarlyRates()), loop(None, None, EarlyRates()))
+    tiny.script_resumes(tmp_path, loop, (2, 3), (4, 3))
 
 
 @pytest.mark.finds("callback-state")
@@ -328,8 +281,5 @@ def test_what_an_earlier_fit_of_a_loop_could_not_save_is_named(tmp_path: Path) -
             if epoch in (0, 4):
                 self.model.optimizer.learning_rate = next(self.rates)
 
-    with pytest.raises(tiny.Stop):
-        loop(tmp_path, (3, 3), Advances())
-    forget_runs()
     with pytest.warns(RuntimeWarning, match="the state of the callback Advances is not restored: rates"):
-        loop(tmp_path, None, Advances())
+        tiny.script_resumes(tmp_path, functools.partial(loop, make=Advances), (3, 3), alike=False)

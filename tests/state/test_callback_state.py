@@ -197,8 +197,7 @@ class Refuses(Mine):
 def test_a_set_state_that_raises_is_named_and_the_backup_is_untouched(
     tmp_path: Path, uninterrupted: Any, save_freq: int | str
 ) -> None:
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), tmp_path, [Refuses({"x": 1}), tiny.StopAt(1, 2)], save_freq=save_freq)
+    tiny.interrupt(tmp_path, 1, 2, save_freq, callbacks=[Refuses({"x": 1})])
     before, steps = files(tmp_path), tiny.CountSteps()
     message = r"the callback Refuses\(\) does not accept its saved state \(KeyError: 'epochs_waited'\); the backup is u"
     with pytest.raises(BackupMismatchError, match=message):
@@ -268,8 +267,7 @@ def test_callbacks_are_distinguished_by_what_identifies_them_then_by_more_then_b
 @pytest.mark.slow
 def test_keras_callbacks_and_ours_of_the_same_name_are_not_mixed_up(tmp_path: Path) -> None:
     checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "m.keras", "loss")
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), tmp_path / "backup", [checkpoint, tiny.StopAt(0, 2)])
+    tiny.interrupt(tmp_path / "backup", 0, 2, callbacks=[checkpoint])
     with pytest.warns(RuntimeWarning, match=r"kdc.ModelCheckpoint\(.* was not in the interrupted run"):
         tiny.fit(tiny.model(), tmp_path / "backup", [kdc.ModelCheckpoint(tmp_path / "m.keras", "loss")])
 
@@ -278,10 +276,9 @@ def test_keras_callbacks_and_ours_of_the_same_name_are_not_mixed_up(tmp_path: Pa
 @pytest.mark.slow
 def test_keras_callbacks_without_state_are_named_too_when_they_come_or_go(tmp_path: Path) -> None:
     halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), tmp_path, [halve, tiny.StopAt(0, 2)])
-    with pytest.warns(RuntimeWarning) as caught, pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), tmp_path, [keras.callbacks.TerminateOnNaN(), tiny.StopAt(0, 3)])
+    tiny.interrupt(tmp_path, 0, 2, callbacks=[halve])
+    with pytest.warns(RuntimeWarning) as caught:
+        tiny.interrupt(tmp_path, 0, 3, callbacks=[keras.callbacks.TerminateOnNaN()])
     text = str(caught[0].message)
     assert "TerminateOnNaN() was not in the interrupted run; it starts without saved state" in text
     assert "LearningRateScheduler() of the interrupted run is not in the list now" in text
@@ -303,17 +300,13 @@ def test_the_best_weights_of_a_model_with_a_scalar_one_come_back(tmp_path: Path)
     """Keras hands such a weight out as a scalar of numpy; `Normalization` has one."""
 
     def build() -> keras.Model:
-        keras.utils.set_random_seed(7)
         scale = keras.layers.Normalization()
         scale.adapt(tiny.data()[0])
-        model = keras.Sequential([keras.Input((6,)), scale, keras.layers.Dense(1, activation="sigmoid")])
-        model.compile("sgd", "binary_crossentropy")
-        return model
+        return tiny.sequential(scale, keras.layers.Dense(1, activation="sigmoid"))
 
-    stops = [keras.callbacks.EarlyStopping("loss", patience=5, restore_best_weights=True) for _ in range(2)]
-    with pytest.raises(tiny.Stop):
-        tiny.fit(build(), tmp_path, [stops[0], tiny.StopAt(2, 1)])
-    tiny.fit(build(), tmp_path, [stops[1]])
+    stops = [keras.callbacks.EarlyStopping("loss", patience=5, restore_best_weights=True) for _ in range(3)]
+    left = iter(stops)
+    tiny.resumes(tmp_path, lambda: tiny.compiled(build), at=(2, 1), callbacks=lambda: [next(left)], expects=None)
     assert any(isinstance(weight, np.generic) for weight in stops[0].best_weights)
     assert [np.shape(weight) for weight in stops[1].best_weights] == [np.shape(w) for w in stops[0].best_weights]
 
@@ -366,14 +359,8 @@ class AdaptingByTheModel(keras.callbacks.Callback):
 )
 def test_hooks_of_an_interrupted_epochs_begin_find_what_earlier_epochs_have_noted(tmp_path: Path, make: Any) -> None:
     """Keras calls them again in the middle of the epoch: a schedule must not raise for a list that is still empty."""
-    reference = tiny.model()
-    tiny.fit(reference, None, make())
-    tiny.interrupt(tmp_path, 2, 3, callbacks=make())
-    resumed, backup = tiny.model(), kdc.BackupAndRestore(tmp_path)
-    tiny.fit(resumed, None, [*make(), backup])
-    tiny.assert_same(resumed, reference)
-    assert backup.restored is not None
-    assert "traced" not in {finding.code for finding in backup.restored.findings}  # no step reads it
+    restored = tiny.resumes(tmp_path, at=(2, 3), callbacks=make, expects=None).restored
+    assert "traced" not in {finding.code for finding in restored.findings}  # no step reads it
 
 
 class Warming(keras.callbacks.Callback):
@@ -415,14 +402,9 @@ class Queueing(Warming):
 @pytest.mark.parametrize("make", [Warming, WarmingByItself])
 def test_what_hooks_of_an_epochs_begin_change_again_is_taken_back(tmp_path: Path, make: Any) -> None:
     """What is as it was at the script's start is in no backup, and these hooks have changed it since."""
-    reference, resumed = tiny.model(), tiny.model()
-    tiny.fit(reference, None, [make()])
-    tiny.interrupt(tmp_path, 1, 3, callbacks=[make()])
-    tiny.fit(resumed, tmp_path, [make()])
-    tiny.assert_same(resumed, reference)
+    tiny.resumes(tmp_path, at=(1, 3), callbacks=lambda: [make()], expects=None)
 
 
 def test_what_they_change_again_in_a_container_is_named(tmp_path: Path) -> None:
-    tiny.interrupt(tmp_path, 1, 3, callbacks=[Queueing()])
-    with pytest.warns(RuntimeWarning, match="waiting .*has changed it again"):
-        tiny.fit(tiny.model(), tmp_path, [Queueing()])
+    said = "waiting .*has changed it again"
+    tiny.resumes(tmp_path, at=(1, 3), callbacks=lambda: [Queueing()], expects="not exact", saying=said)

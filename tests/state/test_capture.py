@@ -82,13 +82,7 @@ def test_training_from_memory_that_variables_took_over_repeats_bit_by_bit() -> N
 
 
 def test_large_variables_are_restored_bit_by_bit(tmp_path: Path) -> None:
-    reference = tiny.model(units=60_000)
-    tiny.fit(reference, None, epochs=2)
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(units=60_000), tmp_path, [tiny.StopAt(1, 2)], epochs=2)
-    resumed = tiny.model(units=60_000)
-    tiny.fit(resumed, tmp_path, epochs=2)
-    tiny.assert_same(resumed, reference)
+    tiny.resumes(tmp_path, lambda: tiny.model(units=60_000), epochs=2)
 
 
 def test_what_a_variable_took_over_stays_as_it_was_for_whoever_holds_it() -> None:

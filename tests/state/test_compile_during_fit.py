@@ -92,17 +92,12 @@ OTHER_OPTIMIZERS: dict[str, tuple[Action, str]] = {
 def resumed(directory: Path, *callbacks: Any, save_freq: str | int = 1) -> tuple[Restored, FirstStep]:
     """The answer of a resume, and what it has restored: all weights, and where training was."""
     weights = kdc.load_backup(directory, tiny.model()).get_weights()
-    model, first, backup = (
-        tiny.model(),
-        FirstStep(),
-        kdc.BackupAndRestore(directory, save_freq=save_freq, write_options=kdc.WriteOptions(when_busy="wait")),
-    )
+    model, first, backup = tiny.model(), FirstStep(), kdc.BackupAndRestore(directory, save_freq=save_freq)
     tiny.fit(model, None, [*callbacks, first, backup])
     assert backup.restored is not None
     assert backup.restored.verdict == "not exact"
     assert first.weights is not None
-    for ours, theirs in zip(first.weights, weights, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    tiny.assert_same(first.weights, weights)
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
     return backup.restored, first
 
@@ -110,7 +105,7 @@ def resumed(directory: Path, *callbacks: Any, save_freq: str | int = 1) -> tuple
 @pytest.mark.parametrize(("act", "reason"), OTHER_OPTIMIZERS.values(), ids=OTHER_OPTIMIZERS)
 @pytest.mark.in_gate(3)
 def test_training_goes_on_with_the_optimizer_of_the_script(tmp_path: Path, act: Action, reason: str) -> None:
-    tiny.interrupt(tmp_path, 2, 2, built=tiny.model(), callbacks=[AtEpoch(1, act)])
+    tiny.interrupt(tmp_path, 2, 2, callbacks=[AtEpoch(1, act)])
     restored, first = resumed(tmp_path, AtEpoch(1, act))
     assert first.batch == 2
     assert reason in restored.notes
@@ -124,7 +119,7 @@ def test_training_goes_on_with_the_optimizer_of_the_script(tmp_path: Path, act: 
 def test_what_the_callback_compiles_in_the_interrupted_epoch_too_is_restored(
     tmp_path: Path, act: Action, reason: str
 ) -> None:
-    tiny.interrupt(tmp_path, 1, 3, built=tiny.model(), callbacks=[AtEpoch(1, act)])
+    tiny.interrupt(tmp_path, 1, 3, callbacks=[AtEpoch(1, act)])
     restored, first = resumed(tmp_path, AtEpoch(1, act))
     assert first.batch == 3
     assert reason in restored.notes
@@ -144,14 +139,13 @@ def test_an_optimizer_that_is_compiled_with_other_losses_and_metrics_is_restored
     tmp_path: Path, arguments: dict[str, Any]
 ) -> None:
     callback = AtEpoch(1, lambda model: model.compile(model.optimizer, **arguments))
-    tiny.interrupt(tmp_path, 2, 2, built=tiny.model(), callbacks=[callback])
+    tiny.interrupt(tmp_path, 2, 2, callbacks=[callback])
     saved = kdc.load_backup(tmp_path)
     restored, first = resumed(tmp_path, callback)
     assert CALLED in restored.notes
     assert AS_SCRIPT not in " ".join(restored.notes)
     assert first.of_optimizer
-    for path, value in first.of_optimizer.items():
-        np.testing.assert_array_equal(value, saved[path])
+    tiny.assert_same(first.of_optimizer, {path: saved[path] for path in first.of_optimizer})
 
 
 def unfreezes(model: Any) -> None:
@@ -165,10 +159,7 @@ def test_layers_stay_frozen_as_in_the_script_whose_optimizer_has_no_variables_fo
     tmp_path: Path, save_freq: str | int
 ) -> None:
     tiny.interrupt(tmp_path, 2, 2, save_freq, built=compiled(trainable=False), callbacks=[AtEpoch(1, unfreezes)])
-    model, backup = (
-        compiled(trainable=False),
-        kdc.BackupAndRestore(tmp_path, save_freq=save_freq, write_options=kdc.WriteOptions(when_busy="wait")),
-    )
+    model, backup = compiled(trainable=False), kdc.BackupAndRestore(tmp_path, save_freq=save_freq)
     model.optimizer.build(model.trainable_variables)
     tiny.fit(model, None, [AtEpoch(1, unfreezes), backup])
     assert backup.restored is not None
@@ -180,7 +171,7 @@ def test_layers_stay_frozen_as_in_the_script_whose_optimizer_has_no_variables_fo
 @pytest.mark.finds("compiled")
 def test_strict_refuses_it(tmp_path: Path) -> None:
     callback = AtEpoch(1, OTHER_OPTIMIZERS["of another class"][0])
-    tiny.interrupt(tmp_path, 2, 2, built=tiny.model(), callbacks=[callback])
+    tiny.interrupt(tmp_path, 2, 2, callbacks=[callback])
     steps = tiny.CountSteps()
     with pytest.raises(BackupMismatchError, match=r"would not be exact.*compile\(\) was called during fit\(\)"):
         tiny.fit(tiny.model(), tmp_path, [callback, steps], options={"strict": True})
@@ -195,8 +186,7 @@ def test_the_weights_of_a_finished_run_are_restored(tmp_path: Path) -> None:
     forget_runs()  # as in another process
     with pytest.warns(RuntimeWarning, match="what the interrupted run has compiled"):
         tiny.fit(model, tmp_path, [AtEpoch(1, act)], options=keeps)
-    for ours, theirs in zip(model.get_weights(), expected.get_weights(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    tiny.assert_same(model.get_weights(), expected.get_weights())
 
 
 @pytest.mark.in_gate(1)
@@ -204,8 +194,7 @@ def test_a_later_fit_of_the_model_that_a_callback_has_compiled_says_so_too(tmp_p
     callback, keeps = AtEpoch(1, OTHER_OPTIMIZERS["of another class"][0]), {"delete_checkpoint": False}
     model = tiny.model()
     tiny.fit(model, tmp_path, [callback], options=keeps)
-    with pytest.raises(tiny.Stop):
-        tiny.fit(model, tmp_path, [callback, tiny.StopAt(4, 2)], epochs=6, options=keeps)
+    tiny.interrupt(tmp_path, 4, 2, built=model, callbacks=[callback], epochs=6, options=keeps)
     forget_runs()  # as in another process
     backup, model = kdc.BackupAndRestore(tmp_path), tiny.model()
     tiny.fit(model, tmp_path, [callback], options=keeps)
@@ -216,32 +205,14 @@ def test_a_later_fit_of_the_model_that_a_callback_has_compiled_says_so_too(tmp_p
 
 @pytest.mark.in_gate(1)
 def test_a_fit_that_is_called_again_after_compile_is_resumed_exactly(tmp_path: Path) -> None:
-    def run(directory: Path | None, stop: list[Any]) -> tuple[Any, kdc.BackupAndRestore | None]:
-        model, backups = tiny.model(), []
-        for number, optimizer in enumerate([None, keras.optimizers.Adam(0.01, name="second")]):
-            if optimizer is not None:
-                model.compile(optimizer, LOSS, metrics=["accuracy"])
-            place = None if directory is None else directory / str(number)
-            backups = (
-                []
-                if place is None
-                else [
-                    kdc.BackupAndRestore(
-                        place, save_freq=1, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
-                    )
-                ]
-            )
-            tiny.fit(model, None, [*(stop if number else []), *backups], epochs=2)
-        return model, backups[0] if backups else None
+    def run(*callbacks: Any) -> keras.Model:
+        model = tiny.model()
+        tiny.fit(model, tmp_path / "first" if callbacks else None, epochs=2, options={"delete_checkpoint": False})
+        model.compile(keras.optimizers.Adam(0.01, name="second"), LOSS, metrics=["accuracy"])
+        tiny.fit(model, None, callbacks, epochs=2)
+        return model
 
-    with pytest.raises(tiny.Stop):
-        run(tmp_path, [tiny.StopAt(1, 2)])
-    forget_runs()  # as in another process
-    model, backup = run(tmp_path, [])
-    assert backup is not None
-    assert backup.restored is not None
-    assert backup.restored.verdict == "exact"
-    tiny.assert_same(model, run(None, [])[0])
+    tiny.resumes(tmp_path / "second", run=run)
 
 
 class Quietly(keras.callbacks.Callback):
@@ -261,7 +232,7 @@ class Quietly(keras.callbacks.Callback):
 @pytest.mark.finds("mode-changed")
 def test_a_mode_that_training_changes_is_not_an_exact_resume(tmp_path: Path, mode: str) -> None:
     quietly = Quietly(lambda model: setattr(model, mode, not getattr(model, mode)))
-    tiny.interrupt(tmp_path, 2, 2, built=tiny.model(), callbacks=[quietly])
+    tiny.interrupt(tmp_path, 2, 2, callbacks=[quietly])
     restored, _ = resumed(tmp_path, quietly)
     assert "run_eagerly or jit_compile was changed during fit()" in " ".join(restored.notes)
 
@@ -273,7 +244,7 @@ def freezes_a_bias(model: Any) -> None:
 @pytest.mark.finds("variables-trainable")
 def test_trainable_of_a_single_variable_that_training_changes_is_not_an_exact_resume(tmp_path: Path) -> None:
     callback = AtEpoch(1, freezes_a_bias)
-    tiny.interrupt(tmp_path, 2, 2, built=tiny.model(), callbacks=[callback])
+    tiny.interrupt(tmp_path, 2, 2, callbacks=[callback])
     expected = "training has changed trainable of single variables (Dense 1, frozen weight 1); set that of layers"
     assert expected in resumed(tmp_path, callback)[0].notes
 
@@ -285,16 +256,12 @@ def with_frozen_bias() -> Any:
 
 
 def test_a_variable_that_is_frozen_from_the_start_is_exact(tmp_path: Path) -> None:
-    tiny.interrupt(tmp_path, 1, 2, built=with_frozen_bias())
-    backup = kdc.BackupAndRestore(tmp_path)
-    tiny.fit(with_frozen_bias(), None, [backup])
-    assert backup.restored is not None
-    assert backup.restored.verdict == "exact"
+    tiny.resumes(tmp_path, with_frozen_bias)
 
 
 @pytest.mark.finds("setting")
 def test_a_variable_that_is_frozen_in_one_run_only_is_named(tmp_path: Path) -> None:
-    tiny.interrupt(tmp_path, 1, 2, built=tiny.model())
+    tiny.interrupt(tmp_path, 1, 2)
     with pytest.raises(
         BackupMismatchError, match=r"trainable of single variables changed from \[\] to .*Dense 1, frozen weight 1"
     ):
@@ -326,5 +293,5 @@ class Held(keras.callbacks.Callback):
 def test_an_optimizer_and_a_metric_that_a_callback_holds_are_no_exact_resume(
     tmp_path: Path, stop: tuple[int, int]
 ) -> None:
-    tiny.interrupt(tmp_path, *stop, built=tiny.model(), callbacks=[Held()])
+    tiny.interrupt(tmp_path, *stop, callbacks=[Held()])
     assert CALLED in resumed(tmp_path, Held())[0].notes

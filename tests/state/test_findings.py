@@ -68,7 +68,7 @@ def saved_codes(directory: Path) -> set[str]:
     return {one.code for one in verdict.found_in(state)}
 
 
-def interrupted(directory: Path, x: Any, epoch: int = 0, **options: Any) -> set[str]:
+def interrupted(directory: Path, x: Any = None, epoch: int = 0, **options: Any) -> set[str]:
     tiny.interrupt(directory, epoch, 2, x=x, **options)
     forget_runs()
     return saved_codes(directory)
@@ -81,24 +81,90 @@ def resumed(directory: Path, x: Any = None, model: Any = None, **options: Any) -
     return {one.code for one in callback.restored.findings}
 
 
-HIDDEN: dict[str, Make] = {
-    "parallel-draws": lambda: rows().map(noise(), num_parallel_calls=4).batch(tiny.BATCH),
-    "racing-parts": in_two_threads,
-    "early-end": left_early,
-    "input-table": with_a_table,
+def mixed() -> tf.data.Dataset:
+    tf.random.set_seed(None)
+    return rows().shuffle(8, seed=3).map(lambda x, y: (x, y)).shuffle(8).batch(tiny.BATCH)
+
+
+def read_by_both() -> dict[str, Any]:
+    noisy = noise()
+    return {"x": rows().map(noisy).batch(8).repeat(), "validation_data": rows().map(noisy).batch(8)}
+
+
+class Late(keras.utils.PyDataset):
+    """Has no state to give yet."""
+
+    def __len__(self) -> int:
+        return tiny.STEPS
+
+    def __getitem__(self, index: int) -> Any:
+        return tuple(part[:8] for part in tiny.data())
+
+    def get_state(self) -> None:
+        return None
+
+    def set_state(self, state: Any) -> None: ...
+
+
+class OwnFunction(keras.Sequential):
+    def make_train_function(self, force: bool = False) -> Any:
+        super().make_train_function(force)
+        theirs = self.train_function
+        self.train_function = lambda iterator: theirs(iterator)
+        return self.train_function
+
+
+def with_own_function() -> keras.Model:
+    layers = [keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")]
+    return tiny.compiled(lambda: OwnFunction(layers), "sgd", "binary_crossentropy")
+
+
+class Replaces(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 1:
+            self.model.optimizer = keras.optimizers.SGD(0.01)
+            self.model.make_train_function(force=True)
+
+
+def one_by_one() -> tf.data.Dataset:
+    single = lambda x, y: tf.data.Dataset.from_tensors((x, y))  # noqa: E731
+    return rows().interleave(single, num_parallel_calls=2).batch(8)
+
+
+def unordered(replicas: int, found: Any) -> list[str]:
+    return ["operations on a GPU"]
+
+
+REPLICAS = (tf.distribute.Strategy, "num_replicas_in_sync", 2)
+# What is read, in which epoch it is interrupted, and what is another in the package.
+HIDDEN: dict[str, tuple[Callable[[], dict[str, Any]], int, Any]] = {
+    "parallel-draws": (lambda: {"x": rows().map(noise(), num_parallel_calls=4).batch(tiny.BATCH)}, 0, None),
+    "racing-parts": (lambda: {"x": in_two_threads()}, 0, None),
+    "early-end": (lambda: {"x": left_early()}, 0, None),
+    "input-table": (lambda: {"x": with_a_table()}, 0, None),
+    "first-pass-mixed": (lambda: {"x": mixed()}, 0, None),
+    "loose-order-unread": (lambda: {"x": one_by_one()}, 0, (pipeline, "_LARGEST_GRAPH", 300)),
+    "first-pass-large": (dict, 0, (pass_seeds, "LARGEST_BUFFERS", 10)),
+    "unknown-length": (lambda: {"x": rows().filter(lambda x, y: True).batch(8)}, 0, REPLICAS),
+    "generator-on-replicas": (
+        lambda: {"x": (batch for batch in rows().batch(8).repeat()), "steps_per_epoch": 5},
+        0,
+        REPLICAS,
+    ),
+    "shared-with-validation": (lambda: {**read_by_both(), "steps_per_epoch": 5}, 1, None),
+    "position-late": (lambda: {"x": Late()}, 0, None),
+    "unordered-sums": (dict, 0, (environment, "unordered_sums", unordered)),
+    "step-opaque": (lambda: {"built": with_own_function()}, 0, None),
+    "optimizer-replaced": (lambda: {"callbacks": [Replaces()]}, 1, None),
 }
 
 
 @pytest.mark.parametrize("code", [pytest.param(code, marks=pytest.mark.finds(code)) for code in HIDDEN])
-def test_what_an_input_hides_is_saved_with_it(tmp_path: Path, code: str) -> None:
-    assert code in interrupted(tmp_path, HIDDEN[code]())
-
-
-@pytest.mark.finds("first-pass-mixed")
-def test_a_pass_of_which_one_shuffle_has_no_seed_is_a_condition(tmp_path: Path) -> None:
-    tf.random.set_seed(None)
-    data = rows().shuffle(8, seed=3).map(lambda x, y: (x, y)).shuffle(8).batch(tiny.BATCH)
-    assert "first-pass-mixed" in interrupted(tmp_path, data)
+def test_what_a_training_hides_is_saved_with_it(tmp_path: Path, monkeypatch: Any, code: str) -> None:
+    make, epoch, patch = HIDDEN[code]
+    if patch is not None:
+        monkeypatch.setattr(*patch)
+    assert code in interrupted(tmp_path, epoch=epoch, **make())
 
 
 @pytest.mark.finds("unseeded-operation")
@@ -106,19 +172,6 @@ def test_an_operation_that_has_no_public_call_is_named_by_its_own_name() -> None
     tf.random.set_seed(None)
     (found,) = Orders(global_shuffle_op._global_shuffle(tf.data.Dataset.range(9)), "input").named
     assert found == Finding("unseeded-operation", "input", ("GlobalShuffleDataset",))
-
-
-@pytest.mark.finds("loose-order-unread")
-def test_a_graph_that_is_too_large_to_be_read_is_a_condition(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(pipeline, "_LARGEST_GRAPH", 300)
-    one = lambda x, y: tf.data.Dataset.from_tensors((x, y))  # noqa: E731
-    assert "loose-order-unread" in interrupted(tmp_path, rows().interleave(one, num_parallel_calls=2).batch(8))
-
-
-@pytest.mark.finds("first-pass-large")
-def test_a_pass_with_too_large_buffers_is_a_condition(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(pass_seeds, "LARGEST_BUFFERS", 10)
-    assert "first-pass-large" in interrupted(tmp_path, None)
 
 
 @pytest.mark.parametrize(
@@ -141,54 +194,6 @@ def test_a_data_service_of_several_workers_or_of_no_known_number_is_named(
         server._stop()
 
 
-@pytest.mark.parametrize(
-    ("code", "make"),
-    [
-        pytest.param(
-            "unknown-length",
-            lambda: rows().filter(lambda x, y: True).batch(8),
-            marks=pytest.mark.finds("unknown-length"),
-        ),
-        pytest.param(
-            "generator-on-replicas",
-            lambda: (batch for batch in rows().batch(8).repeat()),
-            marks=pytest.mark.finds("generator-on-replicas"),
-        ),
-    ],
-)
-def test_several_replicas_read_some_inputs_in_another_way_each_time(
-    tmp_path: Path, monkeypatch: Any, code: str, make: Make
-) -> None:
-    monkeypatch.setattr(tf.distribute.Strategy, "num_replicas_in_sync", 2)
-    fixed = {"steps_per_epoch": 5} if code == "generator-on-replicas" else {}
-    assert code in interrupted(tmp_path, make(), **fixed)
-
-
-@pytest.mark.finds("shared-with-validation")
-def test_a_random_state_of_training_and_validation_is_named_where_the_iterator_stays_open(tmp_path: Path) -> None:
-    noisy = noise()
-    data, unseen = rows().map(noisy).batch(8).repeat(), rows().map(noisy).batch(8)
-    found = interrupted(tmp_path, data, 1, validation_data=unseen, steps_per_epoch=5)
-    assert "shared-with-validation" in found
-
-
-@pytest.mark.finds("position-late")
-def test_an_input_that_has_no_state_to_give_yet_is_named(tmp_path: Path) -> None:
-    class Late(keras.utils.PyDataset):
-        def __len__(self) -> int:
-            return tiny.STEPS
-
-        def __getitem__(self, index: int) -> Any:
-            return tuple(part[:8] for part in tiny.data())
-
-        def get_state(self) -> None:
-            return None
-
-        def set_state(self, state: Any) -> None: ...
-
-    assert "position-late" in interrupted(tmp_path, Late())
-
-
 @pytest.mark.finds("cached-variable")
 def test_a_variable_that_a_cache_has_read_and_that_changes_later_is_named(tmp_path: Path) -> None:
     def run(*callbacks: Any) -> None:
@@ -201,13 +206,8 @@ def test_a_variable_that_a_cache_has_read_and_that_changes_later_is_named(tmp_pa
         data = rows().map(lambda x, y: (x * strength, y)).cache().batch(8)
         tiny.fit(tiny.model(), None, [*callbacks, Raises()], x=data)
 
-    options = kdc.WriteOptions(when_busy="wait")
-    with pytest.raises(tiny.Stop):
-        run(tiny.StopAt(1, 2), kdc.BackupAndRestore(tmp_path, save_freq=1, write_options=options))
-    callback = kdc.BackupAndRestore(tmp_path, save_freq=1, verbose=0)
-    run(callback)
-    assert callback.restored is not None
-    assert "cached-variable" in {one.code for one in callback.restored.findings}
+    restored = tiny.resumes(tmp_path, run=run, expects=None, alike=False).restored
+    assert "cached-variable" in {one.code for one in restored.findings}
 
 
 def half_in_a_file(file: Path) -> tf.data.Dataset:
@@ -255,68 +255,38 @@ def test_files_that_the_pass_before_had_completed_and_that_are_gone_are_named(tm
     assert "draws-around-lost-files" in resumed(tmp_path / "backup", make())
 
 
-@pytest.mark.finds("values")
-def test_other_values_of_validation_data_are_named(tmp_path: Path) -> None:
-    x, y = tiny.data()
-    interrupted(tmp_path, None, 1, validation_data=(x, y))
-    assert "values" in resumed(tmp_path, validation_data=(x, 1 - y))
+def numbered_texts() -> tf.data.Dataset:
+    texts = tf.data.Dataset.from_tensor_slices([f"row {number}" for number in range(tiny.ROWS)])
+    return tf.data.Dataset.zip(rows(), texts).map(lambda row, text: row).batch(8)
 
 
-@pytest.mark.finds("data-not-compared")
-def test_texts_that_are_too_many_to_be_compared_are_a_condition(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(content, "_LARGEST_TEXTS", 3)
-
-    def make() -> tf.data.Dataset:
-        texts = tf.data.Dataset.from_tensor_slices([f"row {number}" for number in range(tiny.ROWS)])
-        return tf.data.Dataset.zip(rows(), texts).map(lambda row, text: row).batch(8)
-
-    interrupted(tmp_path, make())
-    assert "data-not-compared" in resumed(tmp_path, make())
+def elsewhere(fact: str) -> Any:
+    here = environment.describe()
+    return environment, "describe", lambda: {**here, fact: "another"}
 
 
 @pytest.mark.parametrize(
-    ("code", "fact"),
+    ("code", "then", "patch"),
     [
-        pytest.param("environment", "threads", marks=pytest.mark.finds("environment")),
-        pytest.param("python-version", "numpy", marks=pytest.mark.finds("python-version")),
+        pytest.param(code, then, patch, marks=pytest.mark.finds(code), id=code)
+        for code, then, patch in (
+            ("values", {"validation_data": (tiny.data()[0], 1 - tiny.data()[1])}, None),
+            ("data-not-compared", {}, (content, "_LARGEST_TEXTS", 3)),
+            ("environment", {}, lambda: elsewhere("threads")),
+            ("python-version", {}, lambda: elsewhere("numpy")),
+        )
     ],
 )
-def test_another_environment_is_named(tmp_path: Path, monkeypatch: Any, code: str, fact: str) -> None:
-    interrupted(tmp_path, None)
-    here = environment.describe()
-    monkeypatch.setattr(environment, "describe", lambda: {**here, fact: "another"})
-    assert code in resumed(tmp_path)
-
-
-@pytest.mark.finds("unordered-sums")
-def test_sums_without_an_order_are_a_condition(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(environment, "unordered_sums", lambda replicas, found: ["operations on a GPU"])
-    assert "unordered-sums" in interrupted(tmp_path, None)
-
-
-@pytest.mark.finds("step-opaque")
-def test_a_train_function_of_the_users_own_is_a_condition(tmp_path: Path) -> None:
-    class Own(keras.Sequential):
-        def make_train_function(self, force: bool = False) -> Any:
-            super().make_train_function(force)
-            theirs = self.train_function
-            self.train_function = lambda iterator: theirs(iterator)
-            return self.train_function
-
-    model = Own([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
-    model.compile("sgd", "binary_crossentropy")
-    assert "step-opaque" in interrupted(tmp_path, None, built=model)
-
-
-@pytest.mark.finds("optimizer-replaced")
-def test_another_optimizer_during_fit_is_named(tmp_path: Path) -> None:
-    class Replaces(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            if epoch == 1:
-                self.model.optimizer = keras.optimizers.SGD(0.01)
-                self.model.make_train_function(force=True)
-
-    assert "optimizer-replaced" in interrupted(tmp_path, None, 1, callbacks=[Replaces()])
+def test_what_differs_in_the_run_that_resumes_is_named(
+    tmp_path: Path, monkeypatch: Any, code: str, then: dict[str, Any], patch: Any
+) -> None:
+    given = {"x": numbered_texts(), "validation_data": tiny.data()}
+    if isinstance(patch, tuple):  # in both runs
+        monkeypatch.setattr(*patch)
+    interrupted(tmp_path, epoch=1, **given)
+    if callable(patch):
+        monkeypatch.setattr(*patch())
+    assert code in resumed(tmp_path, **{**given, **then})
 
 
 @pytest.mark.finds("ran-no-step-stopped")

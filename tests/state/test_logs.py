@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_dist_callbacks as kdc
 from tests.support import tiny
+from tests.support.resume_helpers import StopInValidation
 
 pytestmark = pytest.mark.slow  # complete fits
 
@@ -36,21 +35,12 @@ class LogsOfOneStep(LogsOfEachMetric):
         return {**super().train_step(data), "scale": tf.constant([1.0, 2.0]), "parts": {"a": {"b": 1.5}}}
 
 
-class StopInValidation(keras.callbacks.Callback):  # type: ignore[misc]
-    def on_test_begin(self, logs: Any = None) -> None:
-        raise tiny.Stop
-
-
-kdc.advanced.register_callback_state(StopInValidation, None)
-
-
 def build(cls: type[keras.Model], metric: Any) -> keras.Model:
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(7)
-    inputs = keras.Input((6,))
-    model = cls(inputs, keras.layers.Dense(1, "sigmoid")(keras.layers.Dropout(0.3)(inputs)))
-    model.compile("adam", "binary_crossentropy", metrics=[metric])
-    return model
+    def make() -> keras.Model:
+        inputs = keras.Input((6,))
+        return cls(inputs, keras.layers.Dense(1, "sigmoid")(keras.layers.Dropout(0.3)(inputs)))
+
+    return tiny.compiled(make, "adam", "binary_crossentropy", metrics=[metric])
 
 
 def by_class() -> keras.metrics.Metric:
@@ -68,16 +58,5 @@ def by_class() -> keras.metrics.Metric:
     ],
 )
 def test_all_of_them_are_in_the_history(tmp_path: Path, cls: type[keras.Model], metric: Callable[[], Any]) -> None:
-    def train(directory: Path | None, *callbacks: Any) -> tuple[keras.Model, dict[str, list[Any]]]:
-        model = build(cls, metric())
-        data = {"validation_data": tiny.data(), "epochs": 2}
-        return model, tiny.fit(model, directory, callbacks, **data).history
-
-    expected, history = train(None)
-    with pytest.raises(tiny.Stop):
-        train(tmp_path, StopInValidation())
-    resumed, found = train(tmp_path)
-    tiny.assert_same(resumed, expected)
-    assert found.keys() == history.keys()
-    for name, values in history.items():
-        np.testing.assert_array_equal(found[name], values, err_msg=name)
+    given: dict[str, Any] = {"validation_data": tiny.data(), "epochs": 2, "expects": None}
+    tiny.resumes(tmp_path, lambda: build(cls, metric()), at=StopInValidation(0), **given)

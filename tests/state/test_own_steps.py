@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_dist_callbacks as kdc
 from keras_dist_callbacks.base.errors import BackupMismatchError
 from tests.support import tiny
 
@@ -112,19 +111,6 @@ def fresh(kind: Callable[[], keras.Model], **options: Any) -> keras.Model:
     return model
 
 
-def resumed(
-    directory: Path, make: Callable[[], keras.Model], again: Callable[[], keras.Model] | None = None
-) -> tuple[keras.Model, keras.Model, kdc.BackupAndRestore]:
-    """A run that no one stopped, the one that was and continued, and what it says of that."""
-    reference = make()
-    tiny.fit(reference, None)
-    tiny.interrupt(directory, 1, 2, built=make())
-    backup = kdc.BackupAndRestore(directory, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait"), verbose=0)
-    model = (again or make)()
-    tiny.fit(model, None, [backup])
-    return reference, model, backup
-
-
 def optimizers(model: keras.Model) -> list[Any]:
     return [getattr(model, name) for name in ("optimizer", "one_optimizer", "two_optimizer") if hasattr(model, name)]
 
@@ -133,55 +119,50 @@ def slots(model: keras.Model) -> dict[str, np.ndarray]:
     return {v.path: v.numpy() for optimizer in optimizers(model) for v in optimizer.variables}
 
 
-def assert_same(one: keras.Model, other: keras.Model) -> None:
-    tiny.assert_same(one, other)
-    ours, theirs = slots(one), slots(other)
-    assert ours.keys() == theirs.keys()
-    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+def assert_same(ended: tiny.Ended) -> None:
+    """Also of optimizers that Keras does not know."""
+    tiny.assert_same(slots(ended.model), slots(ended.expected.model))
 
 
 @pytest.mark.in_gate(1)
 @pytest.mark.parametrize("kind", [Two, Part, ScalesLosses])
 def test_a_model_without_a_call_continues_with_its_own_optimizers(tmp_path: Path, kind: Any) -> None:
-    reference, model, backup = resumed(tmp_path, lambda: fresh(kind, jit_compile=False))
-    assert backup.restored is not None
-    assert backup.restored.verdict == "exact"
-    assert_same(reference, model)
+    assert_same(tiny.resumes(tmp_path, lambda: fresh(kind, jit_compile=False)))
 
 
 @pytest.mark.in_gate(1)
 @pytest.mark.parametrize("kind", [Two, Part, Late, ScalesLosses])
 def test_it_does_so_run_eagerly(tmp_path: Path, kind: Any) -> None:
-    reference, model, backup = resumed(tmp_path, lambda: fresh(kind, run_eagerly=True))
-    assert backup.restored is not None
-    assert backup.restored.notes == ()
-    assert_same(reference, model)
+    ended = tiny.resumes(tmp_path, lambda: fresh(kind, run_eagerly=True), expects=None)
+    assert ended.restored.notes == ()
+    assert_same(ended)
 
 
 def test_the_optimizer_that_no_one_uses_stays_as_it_was(tmp_path: Path) -> None:
-    _, model, _ = resumed(tmp_path, lambda: fresh(Two, jit_compile=False))
-    assert not model.optimizer.built
+    assert not tiny.resumes(tmp_path, lambda: fresh(Two, jit_compile=False)).model.optimizer.built
 
 
 @pytest.mark.finds("object-state")
 def test_what_the_step_derives_from_restored_variables_is_not_that_of_its_first_trace(tmp_path: Path) -> None:
-    make = [lambda adapt=adapt: fresh(lambda: Scaled(adapt=adapt), jit_compile=False) for adapt in (True, False)]
-    reference, model, _ = resumed(tmp_path, *make)
-    assert_same(reference, model)
+    first, again = (lambda a=adapts: fresh(lambda: Scaled(adapt=a), jit_compile=False) for adapts in (True, False))
+    assert_same(tiny.resumes(tmp_path, first, again=again, expects=None))
 
 
 @pytest.mark.finds("slots-new")
 def test_an_optimizer_that_was_built_for_more_is_not_another_model(tmp_path: Path) -> None:
-    tiny.interrupt(tmp_path, 1, 2, built=fresh(Part, jit_compile=False))
-    model = fresh(Part, jit_compile=False)
-    model.optimizer.build(model.trainable_variables)
-    backup = kdc.BackupAndRestore(tmp_path, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait"), verbose=0)
-    with pytest.warns(RuntimeWarning, match="the optimizer has variables now that the backup does not have"):
-        tiny.fit(model, None, [backup])
-    reference = fresh(Part, jit_compile=False)
+    def part() -> keras.Model:
+        return fresh(Part, jit_compile=False)
+
+    def built_for_more() -> keras.Model:
+        model = part()
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    said = "the optimizer has variables now that the backup does not have"
+    ended = tiny.resumes(tmp_path, part, again=built_for_more, expects="not exact", saying=said)
+    reference = part()
     tiny.fit(reference, None)
-    for ours, theirs in zip(model.weights, reference.weights, strict=True):
-        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    tiny.assert_same(ended.model.get_weights(), reference.get_weights())
 
 
 def test_an_optimizer_that_has_trained_more_is_another_model(tmp_path: Path) -> None:

@@ -22,8 +22,7 @@ pytestmark = [
 def test_what_made_it_another_model_is_named_with_both_cures(
     tmp_path: Path, before: dict[str, bool], now: dict[str, bool], what: str
 ) -> None:
-    with pytest.raises(tiny.Stop):
-        tiny.fit(compiled(**before), tmp_path, [tiny.StopAt(1, 2)])
+    tiny.interrupt(tmp_path, 1, 2, built=compiled(**before))
     saved, steps = files(tmp_path), tiny.CountSteps()
     with pytest.raises(BackupMismatchError, match=f"{what}; {FIXES}"):
         tiny.fit(compiled(**now), tmp_path, [steps])
@@ -34,8 +33,7 @@ def test_what_made_it_another_model_is_named_with_both_cures(
 @pytest.mark.finds("setting")
 def test_an_input_that_ends_early_with_another_batch_size_names_it(tmp_path: Path) -> None:
     x, y = tiny.data()
-    with pytest.raises(tiny.Stop):
-        tiny.fit(compiled(), tmp_path, [tiny.StopAt(1, 4)], x=x, y=y, batch_size=8)
+    tiny.interrupt(tmp_path, 1, 4, built=compiled(), x=x, y=y, batch_size=8)
     with pytest.raises(BackupError, match=r"the input ended before the 4 batches.*batch_size changed from 8 to 20"):
         tiny.fit(compiled(), tmp_path, x=x, y=y, batch_size=20)
 
@@ -45,10 +43,6 @@ def test_an_input_that_ends_early_with_another_batch_size_names_it(tmp_path: Pat
 def test_a_backup_from_before_a_callback_unfreezes_and_compiles_is_resumed_exactly(
     tmp_path: Path, stop: tuple[int, int], save_freq: str | int
 ) -> None:
-    reference, model = compiled(trainable=False), compiled(trainable=False)
-    tiny.fit(reference, None, [Unfreeze(1)])
-    with pytest.raises(tiny.Stop):
-        tiny.fit(compiled(trainable=False), tmp_path, [Unfreeze(1), tiny.StopAt(*stop)], save_freq=save_freq)
-    tiny.fit(model, tmp_path, [Unfreeze(1)], options={"strict": "certain"})
-    for ours, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
-        assert (ours == theirs).all()
+    tiny.resumes(
+        tmp_path, lambda: compiled(trainable=False), at=stop, save_freq=save_freq, callbacks=lambda: [Unfreeze(1)]
+    )

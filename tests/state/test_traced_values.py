@@ -14,8 +14,7 @@ import scipy.stats
 import sklearn.utils
 import tensorflow as tf
 
-import keras_dist_callbacks as kdc
-from tests.support import forget_runs, tiny
+from tests.support import tiny
 
 
 class Scaled(keras.Model):
@@ -38,13 +37,13 @@ class Scaled(keras.Model):
         return {"loss": loss}
 
 
-def scaled() -> keras.Model:
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(7)
-    model = Scaled()
-    model(tf.zeros((1, 6)))
-    model.compile(keras.optimizers.SGD(0.05, momentum=0.9))
-    return model
+def scaled(kind: type[Scaled] = Scaled) -> keras.Model:
+    def make() -> keras.Model:
+        model = kind()
+        model(tf.zeros((1, 6)))
+        return model
+
+    return tiny.compiled(make, lambda: keras.optimizers.SGD(0.05, momentum=0.9))
 
 
 class AtEpoch(keras.callbacks.Callback):
@@ -89,16 +88,9 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.in_gate(2)
 def test_values_of_the_trace_and_later_ones_are_restored(name: str, where: tuple[int, int], tmp_path: Path) -> None:
-    reference = scaled()
-    tiny.fit(reference, None, [AtEpoch(CASES[name])])
-    with pytest.raises(tiny.Stop):
-        tiny.fit(scaled(), tmp_path, [AtEpoch(CASES[name]), tiny.StopAt(*where)])
-    callback, resumed = kdc.BackupAndRestore(tmp_path), scaled()
-    tiny.fit(resumed, None, [AtEpoch(CASES[name]), callback])
-    assert callback.restored is not None
-    tiny.assert_same(resumed, reference)
-    assert callback.restored.verdict == "exact"
-    assert (resumed.scale, resumed.drop.rate) == (reference.scale, reference.drop.rate)
+    ended = tiny.resumes(tmp_path, scaled, at=where, callbacks=lambda: [AtEpoch(CASES[name])])
+    model, expected = ended.model, ended.expected.model
+    assert (model.scale, model.drop.rate) == (expected.scale, expected.drop.rate)
 
 
 class Wrapping(keras.optimizers.SGD):
@@ -130,15 +122,8 @@ def test_settings_of_an_optimizer_within_another_are_restored(wrap: Any, name: s
     def clips() -> keras.callbacks.Callback:
         return AtEpoch({1: to("clipnorm", 0.01, of=inner, traces=True)})
 
-    reference, resumed, callback = wrapped(), wrapped(), kdc.BackupAndRestore(tmp_path)
-    tiny.fit(reference, None, [clips()])
-    with pytest.raises(tiny.Stop):
-        tiny.fit(wrapped(), tmp_path, [clips(), tiny.StopAt(2, 1)])
-    tiny.fit(resumed, None, [clips(), callback])
-    assert callback.restored is not None
-    assert inner(resumed).clipnorm == 0.01
-    tiny.assert_same(resumed, reference)
-    assert callback.restored.verdict == "exact"
+    ended = tiny.resumes(tmp_path, wrapped, at=(2, 1), callbacks=lambda: [clips()])
+    assert inner(ended.model).clipnorm == 0.01
 
 
 @pytest.mark.in_gate(1)
@@ -146,33 +131,14 @@ def test_settings_of_an_optimizer_within_another_are_restored(wrap: Any, name: s
 def test_a_value_that_an_earlier_fit_has_traced_and_the_script_changed_is_a_condition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_read: bool
 ) -> None:
-    def fits(stop: tuple[int, int] | None = None) -> tuple[keras.Model, kdc.BackupAndRestore]:
+    def fits(*callbacks: Any) -> None:
         model = scaled()
         tiny.fit(model, tmp_path / "first", epochs=1, options={"delete_checkpoint": False})
         setattr(model, "scale" if is_read else "label", 3.0)
-        callback = kdc.BackupAndRestore(tmp_path / "second", save_freq=1)
-        tiny.fit(model, None, [*([tiny.StopAt(*stop)] if stop else []), callback])
-        return model, callback
+        tiny.fit(model, None, callbacks)
 
-    with pytest.raises(tiny.Stop):
-        fits((1, 2))
-    forget_runs()  # as in a new process
-    _, callback = fits()
-    assert callback.restored is not None
-    assert [("scale" in condition) for condition in callback.restored.conditions] == [True] * is_read
-
-
-def interrupted_and_resumed(fit: Callable[..., Any], directory: Path, where: tuple[int, int]) -> tuple[Any, Any]:
-    """What a resumed `fit` returns, and what its callback says."""
-    with pytest.raises(tiny.Stop):
-        fit(
-            kdc.BackupAndRestore(directory, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait")),
-            tiny.StopAt(*where),
-        )
-    callback = kdc.BackupAndRestore(directory)
-    found = fit(callback)
-    assert callback.restored is not None
-    return found, callback.restored
+    restored = tiny.resumes(tmp_path / "second", run=fits, expects=None, alike=False).restored
+    assert [("scale" in condition) for condition in restored.conditions] == [True] * is_read
 
 
 RNG = np.random.default_rng(4)
@@ -257,23 +223,19 @@ def test_random_numbers_that_a_trace_has_drawn_are_a_condition(where: str, draw:
         acts = AtEpoch(dict.fromkeys(range(3), act))
         model.fit(x, y, batch_size=8, epochs=3, validation_data=(x, y), verbose=0, callbacks=[acts, *callbacks])
 
-    _, restored = interrupted_and_resumed(fit, tmp_path, (1, 3))
-    assert restored.verdict == "exact if", restored
+    tiny.resumes(tmp_path, run=fit, at=(1, 3), expects="exact if")
 
 
 def test_random_numbers_of_a_step_that_is_run_eagerly_are_none(tmp_path: Path) -> None:
-    def fit(*callbacks: Any) -> list[np.ndarray]:
+    def fit(*callbacks: Any) -> keras.Model:
         keras.utils.set_random_seed(3)
         model = noisy(drawn_from_numpy)
         model.compile("sgd", "binary_crossentropy", run_eagerly=True)
         acts = AtEpoch(dict.fromkeys(range(3), lambda _: drawn_from_numpy()))
         tiny.fit(model, None, [acts, *callbacks], validation_data=tiny.data())
-        return [v.numpy() for v in model.weights]
+        return model
 
-    reference = fit()
-    found, restored = interrupted_and_resumed(fit, tmp_path, (1, 3))
-    assert all(map(np.array_equal, found, reference))
-    assert restored.verdict == "exact", restored
+    tiny.resumes(tmp_path, run=fit, at=(1, 3))
 
 
 def test_random_numbers_that_a_model_is_made_with_are_none(tmp_path: Path) -> None:
@@ -288,8 +250,7 @@ def test_random_numbers_that_a_model_is_made_with_are_none(tmp_path: Path) -> No
         model.compile("sgd", "mse")
         tiny.fit(model, None, [AtEpoch(dict.fromkeys(range(3), lambda _: drawn_from_numpy())), *callbacks])
 
-    _, restored = interrupted_and_resumed(fit, tmp_path, (1, 3))
-    assert restored.verdict == "exact", restored
+    tiny.resumes(tmp_path, run=fit, at=(1, 3))
 
 
 SETTINGS = [1.0]
@@ -336,16 +297,10 @@ def test_a_value_that_is_another_one_only_while_a_trace_reads_it_is_a_condition(
     own_function: bool, by: str, tmp_path: Path
 ) -> None:
     def fit(*callbacks: Any) -> None:
-        keras.utils.set_random_seed(3)
-        model = Warm()
-        model(tf.zeros((1, 6)))
-        model.compile("sgd", "mse")
-        tiny.fit(model, None, [SetsAround(own_function=own_function, by=by), *callbacks])
+        tiny.fit(scaled(Warm), None, [SetsAround(own_function=own_function, by=by), *callbacks])
 
-    _, restored = interrupted_and_resumed(fit, tmp_path, (2, 3))
-    assert restored.verdict == "exact if", restored
     wanted = "SETTINGS" if by == "item" else "warmth" if own_function else "scale"
-    assert any(wanted in text for text in restored.conditions)
+    tiny.resumes(tmp_path, run=fit, at=(2, 3), expects="exact if", saying=wanted)
 
 
 class Buffered(keras.Model):
@@ -399,19 +354,13 @@ def test_objects_that_change_places_are_not_called_exact(make: Any, traces: bool
         model.compile("sgd", "mse")
         tiny.fit(model, None, [AtEpoch({1: act}), *callbacks])
 
-    with pytest.raises(tiny.Stop):
-        fit(
-            kdc.BackupAndRestore(tmp_path, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait")),
-            tiny.StopAt(1, 3),
-        )
-    callback = kdc.BackupAndRestore(tmp_path)
-    with pytest.warns(RuntimeWarning, match="have changed places"):
-        fit(callback)
+    tiny.resumes(tmp_path, run=fit, at=(1, 3), expects="not exact", saying="have changed places")
 
 
 @pytest.mark.chaos
 def test_another_model_that_the_loss_uses_and_a_callback_trains_keeps_its_optimizer(tmp_path: Path) -> None:
-    def fit(*callbacks: Any) -> list[np.ndarray]:
+    def fit(*callbacks: Any) -> list[keras.Model]:
+        keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(3)
         x = tiny.data()[0]
         other = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, activation="sigmoid")])
@@ -426,12 +375,9 @@ def test_another_model_that_the_loss_uses_and_a_callback_trains_keeps_its_optimi
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
         model.compile("sgd", loss)
         tiny.fit(model, None, [AtEpoch(dict.fromkeys(range(3), act)), *callbacks])
-        return [v.numpy() for v in (*other.weights, *other.optimizer.variables)]
+        return [model, tiny.values(other)]  # its metrics begin again with each of its fits
 
-    reference = fit()
-    found, restored = interrupted_and_resumed(fit, tmp_path, (2, 3))
-    assert all(map(np.array_equal, found, reference))
-    assert restored.verdict == "exact", restored
+    tiny.resumes(tmp_path, run=fit, at=(2, 3))
 
 
 class Critic(keras.layers.Layer):
@@ -454,6 +400,7 @@ class AlsoHolds:
 @pytest.mark.parametrize("held_by", ["the loss", "an object of the model's"])
 def test_state_of_a_layer_that_the_step_uses_and_keras_does_not_list_comes_back(held_by: str, tmp_path: Path) -> None:
     def fit(*callbacks: Any) -> list[Any]:
+        keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(3)
         critic = Critic()
         critic(tf.zeros((1, 1)))
@@ -467,12 +414,9 @@ def test_state_of_a_layer_that_the_step_uses_and_keras_does_not_list_comes_back(
         held = model.holder
         model.compile("sgd", lambda y, p: tf.square(y - p) + 0.1 * (critic if held is None else held.layer)(p))
         tiny.fit(model, None, [keras.callbacks.LambdaCallback(on_train_batch_end=act), *callbacks])
-        return [*(v.numpy() for v in model.weights), float(critic.mean.result())]
+        return [model, float(critic.mean.result())]
 
-    reference = fit()
-    found, restored = interrupted_and_resumed(fit, tmp_path, (2, 3))
-    assert all(map(np.array_equal, found, reference))
-    assert restored.verdict == "exact", restored
+    tiny.resumes(tmp_path, run=fit, at=(2, 3))
 
 
 class Unfreezes(keras.callbacks.Callback):
@@ -498,10 +442,8 @@ def test_a_step_is_traced_with_the_layers_frozen_as_they_were_also_where_validat
         tiny.fit(model, None, [Unfreezes(), *callbacks], epochs=4, validation_data=tiny.data())
         return model
 
-    reference = fit()
-    resumed, restored = interrupted_and_resumed(fit, tmp_path, (2, 3))
-    tiny.assert_same(resumed, reference)
-    assert restored.verdict in ("exact", "exact if"), restored
+    ended = tiny.resumes(tmp_path, run=fit, at=(2, 3), expects=None)
+    assert ended.restored.verdict in ("exact", "exact if"), ended.restored
 
 
 class Activates(keras.callbacks.Callback):
@@ -520,6 +462,5 @@ def test_another_activation_of_a_layer_is_named(tmp_path: Path) -> None:
         model.compile("sgd", "mse")
         tiny.fit(model, None, [Activates(), *callbacks], epochs=4)
 
-    _, restored = interrupted_and_resumed(fit, tmp_path, (2, 3))
-    assert restored.verdict != "exact"
-    assert "activation" in str((restored.notes, restored.conditions))
+    ended = tiny.resumes(tmp_path, run=fit, at=(2, 3), expects=None, saying="activation", alike=False)
+    assert ended.restored.verdict != "exact"

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_dist_callbacks as kdc
 from tests.support import tiny
 
 Make = Callable[[], keras.Model]
@@ -120,12 +119,8 @@ class Projection(keras.layers.Layer):
         return self.inner(x @ self.kernel)
 
 
-def compiled(make: Make, loss: str | None = "mse", **options: Any) -> keras.Model:
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(7)
-    model = make()
-    model.compile(keras.optimizers.Adam(0.01), loss, **options)
-    return model
+def adam() -> keras.optimizers.Optimizer:
+    return keras.optimizers.Adam(0.01)
 
 
 def sequential(*first: Any) -> keras.Model:
@@ -134,46 +129,36 @@ def sequential(*first: Any) -> keras.Model:
 
 
 MODELS: dict[str, Make] = {
-    "Sequential without Input": lambda: compiled(sequential, metrics=["mae"]),
-    "subclassed": lambda: compiled(Subclassed),
-    "without call": lambda: compiled(TrainsItself, None),
-    "layers made in build": lambda: compiled(lambda: sequential(Projection(), Projection())),
-    "with XLA": lambda: compiled(Subclassed, jit_compile=True),
-    "several steps per execution": lambda: compiled(sequential, steps_per_execution=2),
-    "eager": lambda: compiled(Subclassed, run_eagerly=True),
-    "built in name only": lambda: compiled(BuiltInName),
-    "eager, built in name only": lambda: compiled(BuiltInName, run_eagerly=True),
-    "eager, and reads values": lambda: compiled(Reads, run_eagerly=True),
-    "without call, built in name only": lambda: compiled(StepsOnly),
+    "Sequential without Input": lambda: tiny.compiled(sequential, adam, metrics=["mae"]),
+    "subclassed": lambda: tiny.compiled(Subclassed, adam),
+    "without call": lambda: tiny.compiled(TrainsItself, adam, None),
+    "layers made in build": lambda: tiny.compiled(lambda: sequential(Projection(), Projection()), adam),
+    "with XLA": lambda: tiny.compiled(Subclassed, adam, jit_compile=True),
+    "several steps per execution": lambda: tiny.compiled(sequential, adam, steps_per_execution=2),
+    "eager": lambda: tiny.compiled(Subclassed, adam, run_eagerly=True),
+    "built in name only": lambda: tiny.compiled(BuiltInName, adam),
+    "eager, built in name only": lambda: tiny.compiled(BuiltInName, adam, run_eagerly=True),
+    "eager, and reads values": lambda: tiny.compiled(Reads, adam, run_eagerly=True),
+    "without call, built in name only": lambda: tiny.compiled(StepsOnly, adam),
 }
 NOT_RESUMED: dict[str, Make] = {
-    "call reads values": lambda: compiled(ReadsInCall, run_eagerly=True),
-    "without call": lambda: compiled(TrainsItself, None, run_eagerly=True),
-    "without call, built in name only": lambda: compiled(StepsOnly, run_eagerly=True),
+    "call reads values": lambda: tiny.compiled(ReadsInCall, adam, run_eagerly=True),
+    "without call": lambda: tiny.compiled(TrainsItself, adam, None, run_eagerly=True),
+    "without call, built in name only": lambda: tiny.compiled(StepsOnly, adam, run_eagerly=True),
 }
 
 
-@pytest.fixture(scope="module")
-def uninterrupted() -> dict[str, keras.Model]:
-    return {}
+def counting() -> list[Any]:
+    return [tiny.CountSteps()]
 
 
 @pytest.mark.parametrize("where", [(0, 4), (1, 2), (2, 0)], ids=["first epoch", "within", "between"])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.in_gate(2)
-def test_a_model_that_its_first_step_builds_resumes_exactly(
-    name: str, where: tuple[int, int], tmp_path: Path, uninterrupted: dict[str, keras.Model]
-) -> None:
-    make, backup = MODELS[name], tmp_path / "backup"
-    if name not in uninterrupted:
-        uninterrupted[name] = make()
-        tiny.fit(uninterrupted[name], None)
-    tiny.interrupt(backup, *where, built=make())
-    resumed, steps = make(), tiny.CountSteps()
-    tiny.fit(resumed, backup, [steps])
+def test_a_model_that_its_first_step_builds_resumes_exactly(name: str, where: tuple[int, int], tmp_path: Path) -> None:
+    ended = tiny.resumes(tmp_path, MODELS[name], at=where, callbacks=counting, expects=None)
     last_of_execution = where[1] + (name == "several steps per execution")
-    assert steps.trained[0] == (where[0], last_of_execution)
-    tiny.assert_same(resumed, uninterrupted[name])
+    assert ended.callbacks[0].trained[0] == (where[0], last_of_execution)
 
 
 @pytest.mark.finds("not-resumed")
@@ -193,8 +178,7 @@ def test_an_eager_model_that_only_a_step_can_build_starts_over_and_says_why(
 
 
 def test_nothing_is_saved_before_the_first_step(tmp_path: Path) -> None:
-    with pytest.raises(tiny.Stop):
-        tiny.fit(MODELS["subclassed"](), tmp_path / "backup", [tiny.StopAt(0, 0)], options={"save_on_exception": True})
+    tiny.interrupt(tmp_path / "backup", 0, 0, built=MODELS["subclassed"](), options={"save_on_exception": True})
     assert list((tmp_path / "backup").glob("commits/*.json")) == []
 
 
@@ -202,10 +186,6 @@ def test_the_batch_that_built_an_eager_model_is_not_part_of_it(tmp_path: Path) -
     """It is built from the shapes of batches of any size."""
 
     def make() -> keras.Model:
-        return compiled(lambda: keras.Sequential([sequential(), keras.layers.Dense(1)]), run_eagerly=True)
+        return tiny.compiled(lambda: keras.Sequential([sequential(), keras.layers.Dense(1)]), adam, run_eagerly=True)
 
-    tiny.interrupt(tmp_path, 1, 2, built=make())
-    backup = kdc.BackupAndRestore(tmp_path)
-    tiny.fit(make(), None, [backup])
-    assert backup.restored is not None
-    assert backup.restored.notes == ()
+    assert tiny.resumes(tmp_path, make, expects=None).restored.notes == ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,31 +25,10 @@ Make = Callable[[], keras.Model]
 def compiled(
     loss: Any = "mse", optimizer: Any = None, *, units: int = 7, rate: float = 0.2, **options: Any
 ) -> keras.Model:
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(7)
-    layers = [keras.Input((6,)), keras.layers.Dense(units), keras.layers.Dropout(rate), keras.layers.Dense(1)]
-    model = keras.Sequential(layers)
-    model.compile(optimizer or keras.optimizers.SGD(0.1, momentum=0.9), loss, **options)
-    return model
+    def make() -> keras.Model:
+        return tiny.sequential(keras.layers.Dense(units), keras.layers.Dropout(rate), keras.layers.Dense(1))
 
-
-def notes(directory: Path, first: Make, second: Make, *fits: dict[str, Any]) -> tuple[str, ...]:
-    """What is said when a run with one model and arguments is resumed with others."""
-    before, after = fits or ({}, {})
-    with pytest.raises(tiny.Stop):
-        tiny.fit(first(), directory, [tiny.StopAt(1, 2)], **before)
-    callback = kdc.BackupAndRestore(directory)
-    tiny.fit(second(), None, [callback], **after)
-    return callback.restored.notes
-
-
-def resumed(directory: Path, before: dict[str, Any], after: dict[str, Any]) -> Any:
-    """What is said when one model continues with other arrays."""
-    with pytest.raises(tiny.Stop):
-        tiny.fit(compiled(), directory, [tiny.StopAt(1, 2)], batch_size=8, **before)
-    callback = kdc.BackupAndRestore(directory)
-    tiny.fit(compiled(), None, [callback], batch_size=8, **after)
-    return callback.restored
+    return tiny.compiled(make, optimizer or (lambda: keras.optimizers.SGD(0.1, momentum=0.9)), loss, **options)
 
 
 def named(*names: str, subclass: bool = False) -> keras.Model:
@@ -66,13 +44,12 @@ def named(*names: str, subclass: bool = False) -> keras.Model:
                 x = layer(x)
             return x
 
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(7)
-    layers = [keras.layers.Dense(6, name=name) for name in names]
-    model = Named() if subclass else keras.Sequential([keras.Input((6,)), *layers])
-    model(np.zeros((1, 6), "float32"))
-    model.compile(keras.optimizers.SGD(0.1), "mse")
-    return model
+    def make() -> keras.Model:
+        model = Named() if subclass else tiny.sequential(*(keras.layers.Dense(6, name=name) for name in names))
+        model(np.zeros((1, 6), "float32"))
+        return model
+
+    return tiny.compiled(make)
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -88,10 +65,7 @@ class Moded(keras.layers.Dense):
 
 
 def moded(mode: str) -> keras.Model:
-    keras.utils.clear_session(free_memory=False)
-    model = keras.Sequential([keras.Input((6,)), Moded(mode)])
-    model.compile(keras.optimizers.SGD(0.1), "mse")
-    return model
+    return tiny.compiled(lambda: tiny.sequential(Moded(mode)))
 
 
 def of_words(*words: str) -> tf.data.Dataset:
@@ -230,19 +204,17 @@ FITS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 @pytest.mark.in_gate(3)
 def test_a_changed_model_or_compile_is_named(tmp_path: Path, name: str) -> None:
     first, second, expected = MODELS[name]
-    assert re.search(expected, "; ".join(notes(tmp_path, first, second)))
+    tiny.resumes(tmp_path, first, again=second, expects="not exact", saying=expected)
 
 
 @pytest.mark.parametrize("name", FITS)
-@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 @pytest.mark.in_gate(3)
 def test_a_changed_input_or_fit_is_named(tmp_path: Path, name: str) -> None:
     before, after, expected = FITS[name]
-    assert re.search(expected, "; ".join(notes(tmp_path, compiled, compiled, before, after)))
+    tiny.resumes(tmp_path, compiled, **before, then=after, expects="not exact", saying=expected)
 
 
 X, Y = np.arange(240, dtype="float32").reshape(40, 6), np.zeros((40, 1), "float32")
@@ -258,45 +230,33 @@ NOT_SAID: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", NOT_SAID)
-@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 def test_nothing_is_said_of_rows_or_values_that_is_not_true(tmp_path: Path, name: str) -> None:
     before, after = NOT_SAID[name]
-    found = "; ".join(notes(tmp_path, compiled, compiled, before, after))
-    assert found
-    assert "as many rows" not in found
-    assert "other values" not in found
+    ended = tiny.resumes(tmp_path, compiled, **before, then=after, expects="not exact")
+    assert "as many rows" not in ended.said
+    assert "other values" not in ended.said
 
 
 @pytest.mark.finds("files-changed", "files-names")
-@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 def test_changed_files_are_named_and_moved_ones_are_not(tmp_path: Path) -> None:
-    def resumed(name: str, *contents: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        before = read_from(tmp_path / "data", *["a"] * 20)
-        with pytest.raises(tiny.Stop):
-            tiny.fit(compiled(), tmp_path / name, [tiny.StopAt(1, 2)], x=before)
-        callback = kdc.BackupAndRestore(tmp_path / name)
-        tiny.fit(compiled(), None, [callback], x=read_from(tmp_path / f"{name}-data", *contents))
-        return callback.restored.notes, callback.restored.conditions
+    def resume(name: str, *contents: str, **expected: Any) -> kdc.Restored:
+        first, second = read_from(tmp_path / "data", *["a"] * 20), read_from(tmp_path / f"{name}-data", *contents)
+        return tiny.resumes(tmp_path / name, compiled, x=first, then={"x": second}, **expected).restored
 
-    assert resumed("moved", *["a"] * 20) == ((), ())
-    notes, _ = resumed("changed", *["a"] * 19, "b")
-    assert notes == ("of the input's files, 1 have another size or content; give fit() the same data",)
-    notes, _ = resumed("fewer", *["a"] * 16)
-    assert any("input's files have other names" in note for note in notes)
+    resume("moved", *["a"] * 20)
+    changed = resume("changed", *["a"] * 19, "b", expects="not exact")
+    assert changed.notes == ("of the input's files, 1 have another size or content; give fit() the same data",)
+    resume("fewer", *["a"] * 16, expects="not exact", saying="input's files have other names")
 
 
 @pytest.mark.finds("files-not-compared")
 def test_many_files_with_other_times_are_a_condition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content, "_FILES_READ", 4)
-    with pytest.raises(tiny.Stop):
-        tiny.fit(compiled(), tmp_path / "b", [tiny.StopAt(1, 2)], x=read_from(tmp_path / "data", *["a"] * 20))
-    copy = read_from(tmp_path / "copy", *["a"] * 20)
+    first, copy = (read_from(tmp_path / name, *["a"] * 20) for name in ("data", "copy"))
     for path in (tmp_path / "copy").glob("row*.txt"):
         os.utime(path, (1, 1))  # TensorFlow tells times in seconds, and both were written within one
-    callback = kdc.BackupAndRestore(tmp_path / "b")
-    tiny.fit(compiled(), None, [callback], x=copy)
-    assert callback.restored.notes == ()
-    assert callback.restored.conditions == (
+    ended = tiny.resumes(tmp_path / "b", compiled, x=first, then={"x": copy}, expects="exact if")
+    assert ended.restored.conditions == (
         "the 20 files of the input have the same content as before (other times, and not all were compared)",
     )
 
@@ -305,23 +265,23 @@ def test_a_file_that_was_not_sampled_and_has_another_time_is_a_condition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(content, "_FILES_READ", 2)  # the first and the last
-    with pytest.raises(tiny.Stop):
-        tiny.fit(compiled(), tmp_path / "b", [tiny.StopAt(1, 2)], x=read_from(tmp_path / "data", *["a"] * 20))
-    (tmp_path / "data" / "row007.txt").write_text("b")
-    os.utime(tmp_path / "data" / "row007.txt", (1, 1))
-    files = sorted(str(path) for path in (tmp_path / "data").glob("row*.txt"))
-    monkeypatch.setattr(Path, "write_text", lambda *arguments: None)
-    callback = kdc.BackupAndRestore(tmp_path / "b")
-    tiny.fit(compiled(), None, [callback], x=read_from(tmp_path / "data", *["a"] * len(files)))
-    assert callback.restored.notes == ()
-    assert callback.restored.verdict == "exact if"
+
+    def changed() -> tf.data.Dataset:
+        (tmp_path / "data" / "row007.txt").write_text("b")
+        os.utime(tmp_path / "data" / "row007.txt", (1, 1))
+        monkeypatch.setattr(Path, "write_text", lambda *arguments: None)
+        return read_from(tmp_path / "data", *["a"] * 20)
+
+    first = read_from(tmp_path / "data", *["a"] * 20)
+    tiny.resumes(tmp_path / "b", compiled, x=first, then={"x": changed}, expects="exact if")
 
 
-@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 def test_many_differences_are_counted(tmp_path: Path) -> None:
-    found = notes(tmp_path, compiled, lambda: compiled("mae", rate=0.5, jit_compile=True, loss_weights=[0.1]), {}, {
-        "class_weight": {0: 1.0, 1: 3.0}
-    })  # fmt: skip
+    def other() -> keras.Model:
+        return compiled("mae", rate=0.5, jit_compile=True, loss_weights=[0.1])
+
+    then = {"class_weight": {0: 1.0, 1: 3.0}}
+    found = tiny.resumes(tmp_path, compiled, again=other, then=then, expects="not exact").restored.notes
     changed = [note for note in found if " changed from " in note]
     assert found[: len(changed) + 1] == (*changed, "and 4 more")
     assert len(changed) == 4
@@ -330,23 +290,15 @@ def test_many_differences_are_counted(tmp_path: Path) -> None:
 def test_the_same_in_other_words_is_the_same(tmp_path: Path) -> None:
     """Layers and optimizers are numbered again, a functional model and a loss may be given as before."""
 
-    def functional() -> keras.Model:
-        compiled()  # layers that were made before have other numbers
+    def functional(before: int) -> keras.Model:
+        [keras.layers.Dense(1) for _ in range(before)]  # layers that are made later have other numbers
         entry = keras.Input((6,))
-        model = keras.Model(entry, keras.layers.Dense(1)(keras.layers.Dense(7)(entry)))
-        model.compile(keras.optimizers.SGD(0.1), keras.losses.MeanSquaredError())
-        return model
+        return keras.Model(entry, keras.layers.Dense(1)(keras.layers.Dense(7)(entry)))
 
-    def numbered() -> keras.Model:
-        keras.utils.clear_session(free_memory=False)
-        keras.utils.set_random_seed(7)
-        [keras.layers.Dense(1) for _ in range(5)]
-        entry = keras.Input((6,))
-        model = keras.Model(entry, keras.layers.Dense(1)(keras.layers.Dense(7)(entry)))
-        model.compile(keras.optimizers.SGD(0.1), keras.losses.MeanSquaredError())
-        return model
+    def numbered(before: int) -> Make:
+        return lambda: tiny.compiled(lambda: functional(before), "sgd", keras.losses.MeanSquaredError())
 
-    assert notes(tmp_path, functional, numbered) == ()
+    assert tiny.resumes(tmp_path, numbered(2), again=numbered(5), expects=None, alike=False).restored.notes == ()
 
 
 def test_a_model_that_was_loaded_is_the_model_that_was_built(tmp_path: Path) -> None:
@@ -358,8 +310,8 @@ def test_a_model_that_was_loaded_is_the_model_that_was_built(tmp_path: Path) -> 
         keras.utils.set_random_seed(7)
         return keras.models.load_model(tmp_path / "model.keras")
 
-    found = notes(tmp_path / "backup", compiled, loaded, {"x": inputs.rows().batch(8)}, {"x": inputs.rows().batch(8)})
-    assert found == ()
+    given: dict[str, Any] = {"x": lambda: inputs.rows().batch(8), "expects": None, "alike": False}
+    assert tiny.resumes(tmp_path / "backup", compiled, again=loaded, **given).restored.notes == ()
 
 
 def test_a_subclassed_model_is_compared_layer_by_layer(tmp_path: Path) -> None:
@@ -373,17 +325,14 @@ def test_a_subclassed_model_is_compared_layer_by_layer(tmp_path: Path) -> None:
 
     def own(activation: str) -> Make:
         def make() -> keras.Model:
-            keras.utils.clear_session(free_memory=False)
-            keras.utils.set_random_seed(7)
             model = Own(activation)
             model(np.zeros((1, 6), "float32"))
-            model.compile(keras.optimizers.SGD(0.1), "mse")
             return model
 
-        return make
+        return lambda: tiny.compiled(make)
 
-    with pytest.warns(RuntimeWarning, match="activation of the layer .* changed from relu to tanh"):
-        assert notes(tmp_path, own("relu"), own("tanh"))
+    said = "activation of the layer .* changed from relu to tanh"
+    tiny.resumes(tmp_path, own("relu"), again=own("tanh"), expects="not exact", saying=said)
 
 
 def test_tensors_that_a_map_holds_are_part_of_the_input(tmp_path: Path) -> None:
@@ -391,8 +340,8 @@ def test_tensors_that_a_map_holds_are_part_of_the_input(tmp_path: Path) -> None:
         held = tf.constant([factor] * 6)
         return inputs.rows().map(lambda x, y: (x * held, y)).batch(8)
 
-    with pytest.warns(RuntimeWarning, match="tensors that function 0 holds of the input's Dataset.map changed from"):
-        assert notes(tmp_path, compiled, compiled, {"x": scaled(1.0)}, {"x": scaled(2.0)})
+    said = "tensors that function 0 holds of the input's Dataset.map changed from"
+    tiny.resumes(tmp_path, compiled, x=scaled(1.0), then={"x": scaled(2.0)}, expects="not exact", saying=said)
 
 
 def test_the_numbers_of_enumerated_elements_are_compared(tmp_path: Path) -> None:
@@ -400,14 +349,9 @@ def test_the_numbers_of_enumerated_elements_are_compared(tmp_path: Path) -> None
         rows = inputs.rows().enumerate(start)
         return rows.map(lambda i, row: (row[0] * (1.0 + 0.01 * tf.cast(i % 7, tf.float32)), row[1])).batch(8)
 
-    with pytest.raises(tiny.Stop):
-        tiny.fit(compiled(), tmp_path / "one", [tiny.StopAt(1, 2)], x=numbered(0))
-    callback = kdc.BackupAndRestore(tmp_path / "one")
-    tiny.fit(compiled(), None, [callback], x=numbered(0))
-    assert callback.restored is not None
-    assert callback.restored.verdict == "exact", callback.restored
-    with pytest.warns(RuntimeWarning, match=r"range of the input's \S+ changed from \[0, "):
-        assert notes(tmp_path / "other", compiled, compiled, {"x": numbered(0)}, {"x": numbered(5)})
+    tiny.resumes(tmp_path / "one", compiled, x=lambda: numbered(0))
+    given: dict[str, Any] = {"x": numbered(0), "then": {"x": numbered(5)}, "expects": "not exact"}
+    tiny.resumes(tmp_path / "other", compiled, **given, saying=r"range of the input's \S+ changed from \[0, ")
 
 
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
@@ -422,48 +366,36 @@ def test_stages_are_not_compared_where_no_step_is_left(tmp_path: Path) -> None:
 
 def of_texts(words: str, *, adapts: int = 1) -> keras.Model:
     """A model whose script adapts its vocabulary when it starts, as tutorials do."""
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(1)
-    vectors = keras.layers.TextVectorization(max_tokens=20, output_mode="tf_idf")
-    for _ in range(adapts):
-        vectors.adapt([words])
-    inputs = keras.Input((), dtype="string")
-    model = keras.Model(inputs, keras.layers.Dense(1)(vectors(inputs)))
-    model.compile("adam", "mse")
-    return model
+
+    def make() -> keras.Model:
+        vectors = keras.layers.TextVectorization(max_tokens=20, output_mode="tf_idf")
+        for _ in range(adapts):
+            vectors.adapt([words])
+        inputs = keras.Input((), dtype="string")
+        return keras.Model(inputs, keras.layers.Dense(1)(vectors(inputs)))
+
+    return tiny.compiled(make, "adam")
 
 
-def fit_texts(model: keras.Model, directory: Path | None, *callbacks: Any) -> None:
-    texts = tf.data.Dataset.from_tensor_slices((["a b", "b c", "c d", "d a"], [0.0, 1.0, 0.0, 1.0]))
-    tiny.fit(model, directory, callbacks, x=texts.batch(1))
+def texts() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((["a b", "b c", "c d", "d a"], [0.0, 1.0, 0.0, 1.0])).batch(1)
 
 
 def test_a_vocabulary_that_is_adapted_again_is_not_a_reason_for_an_alarm(tmp_path: Path) -> None:
-    with pytest.raises(tiny.Stop):
-        fit_texts(of_texts("a b c d"), tmp_path, tiny.StopAt(1, 2))
-    model, reference = of_texts("a b c d", adapts=2), of_texts("a b c d")
-    fit_texts(model, tmp_path)
-    fit_texts(reference, None)
-    tiny.assert_same(model, reference)
+    again = lambda: of_texts("a b c d", adapts=2)  # noqa: E731
+    tiny.resumes(tmp_path, lambda: of_texts("a b c d"), again=again, x=texts, expects=None)
 
 
 def test_another_vocabulary_of_the_same_length_is_named(tmp_path: Path) -> None:
-    with pytest.raises(tiny.Stop):
-        fit_texts(of_texts("a b c d"), tmp_path, tiny.StopAt(1, 2))
-    with pytest.warns(RuntimeWarning, match="vocabulary 0 changed from 5 entries, .* to 5 entries"):
-        fit_texts(of_texts("a b c e"), tmp_path)
+    made = (lambda words=words: of_texts(words) for words in ("a b c d", "a b c e"))
+    said = "vocabulary 0 changed from 5 entries, .* to 5 entries"
+    tiny.resumes(tmp_path, next(made), again=next(made), x=texts, expects="not exact", saying=said)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of numpy, in Keras' saving
 def test_a_checkpoint_callback_with_another_directory_is_the_same_one(tmp_path: Path) -> None:
-    model = tiny.model()
-    with pytest.raises(tiny.Stop):
-        tiny.fit(
-            tiny.model(), tmp_path / "b", [keras.callbacks.ModelCheckpoint(tmp_path / "w0/x.keras"), tiny.StopAt(1, 2)]
-        )
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        tiny.fit(model, tmp_path / "b", [keras.callbacks.ModelCheckpoint(tmp_path / "w1/x.keras")])
+    files = iter(tmp_path / name / "x.keras" for name in ("w0", "w1", "w2"))
+    tiny.resumes(tmp_path / "b", callbacks=lambda: [keras.callbacks.ModelCheckpoint(next(files))], expects=None)
 
 
 @pytest.mark.chaos
@@ -476,10 +408,11 @@ def test_rows_of_a_very_large_array_are_compared_at_places_evenly_spread(
     first, last = x.copy(), x.copy()
     first[0, 0] += 1
     last[1, 0] += 1
-    with pytest.warns(RuntimeWarning, match="other values in them"):
-        assert resumed(tmp_path / "other", {"x": x, "y": y}, {"x": first, "y": y}).notes
-    unseen = resumed(tmp_path / "unseen", {"x": x, "y": y}, {"x": last, "y": y})
-    assert unseen.conditions == (
+    given = {"x": x, "y": y, "batch_size": 8}
+    said = "other values in them"
+    tiny.resumes(tmp_path / "other", compiled, **given, then={"x": first}, expects="not exact", saying=said)
+    unseen = tiny.resumes(tmp_path / "unseen", compiled, **given, then={"x": last}, expects="exact if")
+    assert unseen.restored.conditions == (
         "the data of the input are the same as in the interrupted run (only 4 of its 40 rows were compared)",
     )
 
@@ -489,8 +422,7 @@ def test_fits_of_one_epoch_each_may_have_other_rows_each(tmp_path: Path) -> None
     """In a loop that is started again, the first of them has nothing to do."""
     (x, y), model = tiny.data(), compiled()
     tiny.fit(model, tmp_path, epochs=1, x=x, y=y, batch_size=8)
-    with pytest.raises(tiny.Stop):
-        tiny.fit(model, tmp_path, [tiny.StopAt(1, 2)], initial_epoch=1, epochs=2, x=x + 1, y=y, batch_size=8)
+    tiny.interrupt(tmp_path, 1, 2, built=model, initial_epoch=1, epochs=2, x=x + 1, y=y, batch_size=8)
     callback = kdc.BackupAndRestore(tmp_path)
     with pytest.warns(RuntimeWarning, match="runs no step"):  # both are of this process
         tiny.fit(compiled(), None, [callback], epochs=1, x=x, y=y, batch_size=8)

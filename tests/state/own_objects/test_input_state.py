@@ -128,11 +128,9 @@ def test_what_is_read_is_as_of_its_epoch_and_exact_if_reading_neither_changes_no
         tiny.fit(model, None, [*own, *callbacks], epochs=4, x=read, validation_data=Rolls())
         return model
 
-    resumed, restored = tiny.resumed(tmp_path, *stop, run)
-    assert bool(restored.conditions) == bool(condition), restored
-    assert all(condition in found for found in restored.conditions)
-    if condition != PARALLEL:
-        tiny.assert_same(resumed, run())
+    ended = tiny.resumes(tmp_path, run=run, at=stop, expects=None, alike=condition != PARALLEL)
+    assert bool(ended.restored.conditions) == bool(condition), ended.restored
+    assert all(condition in found for found in ended.restored.conditions)
 
 
 def seeded_after_an_import(index: int) -> Any:
@@ -189,7 +187,7 @@ def test_an_image_generator_of_keras_own_is_a_condition_for_the_same_model_too(t
         tiny.fit(model, None, callbacks, epochs=2, x=generator.flow(images, np.zeros(32), 8, seed=1))
         return model
 
-    (condition,) = tiny.resumed(tmp_path, 1, 1, run)[1].conditions
+    (condition,) = tiny.resumes(tmp_path, run=run, at=(1, 1), expects="exact if").restored.conditions
     assert "reading a batch changes its state" in condition
 
 
@@ -227,6 +225,4 @@ def test_objects_of_a_class_that_only_the_input_has_come_back_in_a_callback(tmp_
         tiny.fit(model, None, [Grows(data), *callbacks], x=data)
         return model
 
-    model, restored = tiny.resumed(tmp_path, 2, 2, run)
-    assert not restored.notes
-    tiny.assert_same(model, run())
+    assert not tiny.resumes(tmp_path, run=run, at=(2, 2), expects=None).restored.notes

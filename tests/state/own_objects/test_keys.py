@@ -74,7 +74,6 @@ def test_only_a_dict_of_a_callback_by_the_ids_of_objects_is_a_condition(
         tiny.fit(model, None, [Averages(), Shows(), *callbacks])
         return model
 
-    resumed, restored = tiny.resumed(tmp_path, 2, 2, run)
-    (condition,) = restored.conditions
+    ended = tiny.resumes(tmp_path, run=run, at=(2, 2), expects="exact if", alike=True)
+    (condition,) = ended.restored.conditions
     assert "the callback Averages keeps no state in averages (a dict whose keys may be the ids of objects)" in condition
-    tiny.assert_same(resumed, run())
