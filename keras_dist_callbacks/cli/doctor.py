@@ -230,7 +230,7 @@ def check_content(target: Target) -> list[Check]:
     """Names what `kdc ls` calls damaged, and what `kdc prune` would delete if all backups stayed."""
     storage, inventory = target.storage, inventories.take_inventory(target.store)
     life = inventories.liveness(inventory)
-    plan = upkeep.plan_prune(target.url, inventory, inventory.entries, life.generation if life.running else 0)
+    plan = upkeep.plan_prune(target.url, inventory, inventory.entries)
     writing = f"generation {life.generation} may still be writing: {life.why}"
     half_written = formatting.sum_of_sizes(files.unfinished(storage.files()).values(), "file")
     return [

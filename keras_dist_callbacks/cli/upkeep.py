@@ -79,7 +79,7 @@ def verify_backup(storage: Storage, entry: Entry, advance: Advance, known: Known
         advance: Is given how many bytes were read.
         known: What was verified already; what is verified here is added.
     """
-    if entry.manifest is None or entry.state != "ok":
+    if entry.manifest is None:
         return entry
     tensors: dict[str, set[TensorInfo]] = {blob.path: set() for blob in entry.blobs}
     for info in (info for record in entry.manifest.workers for info in record.tensors.values()):
@@ -247,14 +247,14 @@ def _select_kept(target: Target, entries: tuple[Entry, ...], keep: int) -> list[
     )
 
 
-def plan_prune(url: str, found: Inventory, kept: Iterable[Entry], spared_generation: int) -> PrunePlan:
+def plan_prune(url: str, found: Inventory, kept: Iterable[Entry], spared_generation: int = 0) -> PrunePlan:
     """Everything that may go if `kept` stay.
 
     Args:
         url: The directory, without credentials.
         found: What it holds.
         kept: The commits that stay.
-        spared_generation: One to leave alone altogether; 0 for none.
+        spared_generation: One whose commits all stay; 0 for none.
     """
     staying = {entry.id for entry in kept}
     staying |= {entry.id for entry in found.entries if entry.id.generation == spared_generation}
@@ -263,9 +263,8 @@ def plan_prune(url: str, found: Inventory, kept: Iterable[Entry], spared_generat
     ended = not inventory.liveness(found, inventory.SURELY_DEAD_SECONDS).running
     unnamed = set() if ended else inventory.orphaned_blobs(found).keys()
     needed = {path for path in unnamed if blob_generation(path) == found.newest_generation}
-    needed |= {path for path in found.blobs if blob_generation(path) == spared_generation}
     blobs = {path: size for path, size in inventory.orphaned_blobs(rest).items() if path not in needed}
-    temporaries = dict(found.temporaries) if ended and not spared_generation else {}
+    temporaries = dict(found.temporaries) if ended else {}
     return PrunePlan(
         url=url,
         kept=tuple(commit.name for commit in sorted(staying, reverse=True)),

@@ -147,7 +147,7 @@ def made(make: Any, **options: Any) -> keras.Model:
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
     model = make()
-    model.compile("sgd", run_eagerly=True, **options)
+    model.compile("adam", run_eagerly=True, **options)
     return model
 
 
@@ -158,7 +158,7 @@ def test_what_a_step_builds_is_built_from_shapes_alone_but_for_optimizers(name: 
     stepped.train_on_batch(*tf.nest.map_structure(lambda one: tf.zeros([4, *one.shape[1:]]), spec))
     model = made(make, **options)
     assert building.build_symbolically(SimpleNamespace(model=model, data=unread(spec))) is None
-    assert not model.optimizer.built
+    assert len(model.optimizer.variables) == 2  # no slots
     assert [(v.path, v.shape) for v in model.variables] == [(v.path, v.shape) for v in stepped.variables]
     of_metrics = [[(v.path, v.shape) for metric in one.metrics for v in metric.variables] for one in (model, stepped)]
     assert of_metrics[0] == of_metrics[1]

@@ -196,33 +196,6 @@ def test_lost_and_quarantined_manifests_are_remarks(tmp_path: Path) -> None:
     assert "no manifest is left" in checks(tmp_path)["backups"]["detail"]
 
 
-@pytest.mark.parametrize("what", ["manifest", "missing blob", "short blob", "checkpoint"])
-def test_it_judges_backups_and_checkpoints_as_ls_does(url: str, tmp_path: Path, what: str) -> None:
-    store = begin(url)
-    bad = commit(store, 1)
-    commit(store, 2)
-    checkpoint = publish(url, "1.keras", 1, tmp_path)
-    listed = kdc_json("ls", url)
-    found = checks(url)
-    assert {row["state"] for row in listed["commits"]} == {"ok"}
-    assert [found[name]["status"] for name in ("backups", "checkpoints")] == ["ok", "ok"]
-    path = {"manifest": bad.id.name, "checkpoint": checkpoint.name}.get(what, bad.blobs[0].path)
-    if what in ("manifest", "checkpoint"):
-        flip(url, path, -50)
-    else:
-        rewrite(url, path, None if what == "missing blob" else b"short")
-    kind = "checkpoints" if what == "checkpoint" else "backups"
-    listed = kdc_json("ls", url, code=1)
-    problems = [found["error"] for found in listed["checkpoint_problems"]] + [
-        row["problem"] for row in listed["commits"] if row["problem"]
-    ]
-    diagnosis = kdc_json("doctor", url, code=1)
-    (failed,) = [check for check in diagnosis["checks"] if check["status"] == "fail"]
-    assert (failed["name"], diagnosis["usable"]) == (kind, False)
-    assert len(problems) == 1
-    assert problems[0] in failed["detail"]
-
-
 @pytest.mark.parametrize("command", [["ls"], ["doctor"], ["prune", "--keep", "1", "--yes", "--force"]])
 def test_a_backup_that_a_run_deletes_meanwhile_is_not_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]

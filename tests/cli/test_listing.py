@@ -234,14 +234,6 @@ def test_a_damaged_backup_is_one_line_and_no_traceback(tmp_path: Path) -> None:
     assert manifest.id.name in result.stderr
 
 
-def test_a_missing_blob_shows(tmp_path: Path) -> None:
-    manifest = commit(begin(tmp_path), 1)
-    rewrite(tmp_path, manifest.blobs[0].path, None)
-    problem = f"{manifest.blobs[0].path} is missing"
-    assert kdc_json("show", tmp_path, code=1)["commit"]["problem"].endswith(problem)
-    assert problem in kdc("show", tmp_path).stdout
-
-
 def test_thousands_of_tensors_are_cut_unless_all_are_wanted(tmp_path: Path) -> None:
     commit(begin(tmp_path), 1, {f"variables/v{i}@0": np.array(i) for i in range(1042)})
     text = kdc("show", tmp_path).stdout
@@ -281,7 +273,7 @@ def test_a_truncated_checkpoint_is_reported(url: str, tmp_path: Path) -> None:
     found = kdc_json("ls", url, code=1)
     assert [row["name"] for row in found["checkpoints"]] == ["m-2.keras"]
     (problem,) = found["checkpoint_problems"]
-    assert (problem["name"], problem["kind"]) == ("m-1.keras", "incomplete")
+    assert (problem["name"], problem["kind"], found["without_record"]) == ("m-1.keras", "incomplete", [])
     result = kdc("ls", url)
     assert result.exit_code == 1
     assert "m-1.keras has no record: it is incomplete" in " ".join(result.stdout.split())
