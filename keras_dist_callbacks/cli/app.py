@@ -9,6 +9,7 @@ import inspect
 import os
 import sys
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -315,7 +316,7 @@ def launch(
 
     try:
         options = LaunchOptions(
-            command=_launched([program, *context.args], is_module=is_module),
+            command=_launched(_program([program, *context.args], "launch", is_module=is_module)),
             workers=workers,
             max_restarts=max_restarts,
             restart_on_error=restart_on_error,
@@ -331,19 +332,27 @@ def launch(
     raise typer.Exit(code)
 
 
-def _launched(words: list[str], *, is_module: bool) -> tuple[str, ...]:
-    """The command of each worker."""
+def _program(words: list[str], command: str, *, is_module: bool) -> list[str]:
+    """What to run: `--` and a command, or a program that exists, with `-m` before a module."""
     if words[0] in ("", "--"):
         if is_module or len(words) == 1:
-            raise ConfigError("name a script, or a command after `--`: see `kdc launch --help`")
-        return tuple(words[1:])
+            raise ConfigError(f"name a script, or a command after `--`: see `kdc {command} --help`")
+        return ["--", *words[1:]]
     if "--" in words:
         words.remove("--")  # the one that was doubled
-    from keras_dist_callbacks.launch import worker
     from keras_dist_callbacks.launch.restart import require_program
 
+    if is_module:  # where `python -m` looks first; the console script has its own directory there
+        sys.path.insert(0, str(Path.cwd()))
     require_program(words[0], is_module=is_module)
-    return (*worker.COMMAND, *(["-m"] if is_module else []), *words)
+    return [*(["-m"] if is_module else []), *words]
+
+
+def _launched(words: list[str]) -> tuple[str, ...]:
+    """The command of each worker."""
+    from keras_dist_callbacks.launch import worker
+
+    return tuple(words[1:]) if words[0] == "--" else (*worker.COMMAND, *words)
 
 
 def _seconds(text: str | None) -> Any:
@@ -354,15 +363,17 @@ def _seconds(text: str | None) -> Any:
 
 
 @app.command(
+    cls=_LaunchCommand,
+    options_metavar="[OPTIONS]",
     epilog="Exit codes: 0 the killed run equals the uninterrupted ones; 1 it differs, or a resume failed; 2 nothing was"
     " shown: wrong usage, a script that fails, a time-out, no BackupAndRestore; 3 two uninterrupted runs differ.",
-    context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": True},
+    context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": False},
 )
 def rehearse(
     context: typer.Context,
     program: Annotated[
-        str, typer.Argument(help="A Python script, or after `--` any command; its arguments follow, with {out}.")
-    ],
+        str, typer.Argument(show_default=False, help="A Python script with its arguments; or `-- COMMAND ARGS`.")
+    ] = "",
     steps: Annotated[int, typer.Option(min=4, help="Batches per epoch and per validation, at most.")] = 20,
     epochs: Annotated[int, typer.Option(min=2, help="Epochs per fit(), at most.")] = 2,
     kills: Annotated[int, typer.Option(min=1, max=4, help="How often the run is killed.")] = 2,
@@ -370,19 +381,27 @@ def rehearse(
     scratch: Annotated[
         str | None, typer.Option(help="Where backups, checkpoints and logs go: a path or URL. [default: temporary]")
     ] = None,
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Work in this directory, and not in copies of it.")
+    ] = False,
     timeout: Annotated[float, typer.Option(min=1, max=1e7, help="Seconds for each process.")] = 600.0,
+    is_module: Annotated[bool, typer.Option("-m", help="Run a module, as `kdc run -m` does.")] = False,
     storage_options: Options = None,
     as_json: Json = False,
 ) -> None:
     """Proves on your own script that it resumes exactly: runs it shortened, kills it, restarts it, and compares.
 
-    The script is not changed. What it would save with this package goes to a scratch directory; `{out}` in its
-    arguments becomes a directory of the run's own, for what it writes by itself.
+    The script is not changed, and works in copies of this directory. What it would save with this package goes to a
+    scratch directory; outside of the two it may change nothing.
     """
     from keras_dist_callbacks.cli.rehearsal import command as rehearsing
 
     limits = rehearsing.RehearsalOptions(steps, epochs, kills, workers, timeout)
-    rehearsing.run([program, *context.args], limits, scratch, storage_options, as_json=as_json)
+    try:
+        words = _program([program, *context.args], "rehearse", is_module=is_module)
+    except ConfigError as error:
+        raise _wrong_usage(error) from None
+    rehearsing.run(words, limits, scratch, storage_options, in_place=in_place, as_json=as_json)
 
 
 @app.command(epilog=_EXIT_CODES)

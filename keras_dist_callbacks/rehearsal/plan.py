@@ -45,19 +45,21 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         scratch: The directory or URL that everything is written to which the script would save.
         records: The local directory that each process writes its records to.
-        out: The local directory that the script was given for files of its own.
+        copy: The local directory that holds the copy of the working directory; empty where the real one is used.
         steps: Batches per epoch and per validation, at most.
         epochs: Epochs per fit(), at most.
         kill: Where the first fit() of the process ends; None: nowhere.
         version: Of this format.
+        began: When the rehearsal began, in seconds since 1970.
     """
 
     scratch: Annotated[str, msgspec.Meta(min_length=1)]
     records: Annotated[str, msgspec.Meta(min_length=1)]
-    out: Annotated[str, msgspec.Meta(min_length=1)]
+    copy: str
     steps: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
     epochs: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
     version: Literal[1]
+    began: float
     kill: Kill | None = None
 
 

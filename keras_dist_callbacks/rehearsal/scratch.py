@@ -17,6 +17,7 @@ import xxhash
 
 from keras_dist_callbacks.base import validation
 from keras_dist_callbacks.base.errors import ConfigError
+from keras_dist_callbacks.rehearsal import records
 from keras_dist_callbacks.rehearsal.audit import watch_files
 from keras_dist_callbacks.rehearsal.plan import Plan, plan_in_force
 
@@ -43,6 +44,7 @@ def place_of(
     if plan is None:
         return given, options
     watch_files(plan)
+    records.note(plan, "place")
     if is_below(given, plan.scratch):
         return given, options
     return f"{plan.scratch.rstrip('/')}/{_name(given)}", _options(plan, given, options)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.backups.snapshot import Position
-from keras_dist_callbacks.cli.rehearsal import command, report
+from keras_dist_callbacks.cli.rehearsal import command, report, start
 from keras_dist_callbacks.cli.rehearsal.rehearse import Rehearsal, Rehearsing
 from keras_dist_callbacks.cli.rehearsal.runs import RecordedAttempt, RehearsedRun, Runner, Settings
 from keras_dist_callbacks.launch import guard
@@ -103,7 +103,7 @@ class Runs:
             "worker": 0, "place": str(place), "epochs": [0, 2], "asked": 9, "batches": 4, "save_freq": FREQ,
             "validates": self.validates, "continues": False,
         }  # fmt: skip
-        found: list[dict[str, Any]] = [{"event": "watching", "time": 103.0}, {"event": "open", "time": 104.0, "fit": 1}]
+        found: list[dict[str, Any]] = [{"event": "place", "time": 103.0}, {"event": "open", "time": 104.0, "fit": 1}]
         if restarts and self.verdict is not None:
             found.append({"event": "restored", "time": 104.2, "fit": 1, **self.verdict})
         found += [{"event": "fit", "time": 104.5, "fit": 1, **fit}, {"event": "epoch", "time": 104.5, "fit": 1}]
@@ -303,12 +303,17 @@ def test_costs_follow_from_the_recorded_times(tmp_path: Path) -> None:
 def test_a_result_is_printed_for_people_and_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from keras_dist_callbacks.cli.formatting import Page
 
-    found = replace(judge(Runs(tmp_path, {"killed": 1.5})), files=("/somewhere/metrics.csv",), kept=("/scratch",))
+    found = replace(
+        judge(Runs(tmp_path, {"killed": 1.5})),
+        files=("/somewhere/metrics.csv",),
+        refused=("/there",),
+        kept=("/scratch",),
+    )
     report.show_rehearsal(Page(), found)
     shown = capsys.readouterr().out
     for part in (
         "the killed run differs", "epoch 2, batch 2 (step 2)", "kernel: 3 of 3 values differ, by 0.5 at most",
-        "right after a backup", "/somewhere/metrics.csv", "{out}", "measured in these", "save_freq", "/scratch",
+        "right after a backup", "/somewhere/metrics.csv", "/there", "measured in these", "save_freq", "/scratch",
     ):  # fmt: skip
         assert part in shown, shown
 
@@ -316,13 +321,15 @@ def test_a_result_is_printed_for_people_and_as_json(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["no-such-script.py"], "no such script"),
-        (["--", "no-such-program"], "no such program"),
+        (["no-such-script.py"], "script not found"),
         (["--steps", "3", "x.py"], "--steps"),
         (["--epochs", "1", "x.py"], "--epochs"),
         (["--kills", "5", "x.py"], "--kills"),
         (["--workers", "0", "x.py"], "--workers"),
-        ([], "Missing argument"),
+        ([], "name a script"),
+        (["-m", "no_such_module"], "no module is named"),
+        (["-m", "--", "true"], "name a script"),
+        (["--", "no-such-program"], "no such program"),
         (["--scratch", "nowhere://x", "script.py"], "nowhere"),
     ],
 )
@@ -351,13 +358,18 @@ def test_a_rehearsal_in_a_rehearsal_or_in_a_cluster_is_code_2(
 # --- with real processes, which need no TensorFlow
 
 
-def runner(tmp_path: Path, code: str, *words: str, timeout: float = 60.0) -> Runner:
-    script = tmp_path / "script.py"
-    script.write_text(code)
-    own = tmp_path / "own"
+def runner(tmp_path: Path, code: str, *words: str, timeout: float = 60.0, in_place: bool = False) -> Runner:
+    """Runs of a script in a directory of its own, which is the working directory."""
+    source, own = tmp_path / "project", tmp_path / "own"
+    source.mkdir()
     own.mkdir()
-    command = (sys.executable, str(script), *words)
-    return Runner(Settings(command, 4, 2, 1, timeout, str(tmp_path / "scratch"), own))
+    (source / "script.py").write_text(code)
+    (source / "mine.txt").write_text("of the user")
+    command = (*start.COMMAND, "script.py", *words)
+    env = {"PYTHONPATH": str(ROOT)}
+    return Runner(
+        Settings(command, 4, 2, 1, timeout, str(tmp_path / "scratch"), own, None if in_place else source, env)
+    )
 
 
 RECORD = """
@@ -367,9 +379,9 @@ from keras_dist_callbacks.rehearsal.plan import plan_in_force
 from keras_dist_callbacks.rehearsal.records import note
 from keras_dist_callbacks.rehearsal.scratch import place_of
 plan = plan_in_force()
-print(place_of("real")[0], sys.argv[1:], flush=True)
-Path(sys.argv[1], "mine").touch(exist_ok=plan.kill != "backup")
-open(Path(sys.argv[2]).resolve(), "w").close()
+print(os.getcwd(), Path("mine.txt").read_text(), flush=True)
+print(place_of("/real")[0], flush=True)
+Path("mine.txt").write_text(f"changed before the kill {plan.kill}")
 note(plan, "fit", worker=0, fit=1)
 if plan.kill:
     note(plan, "kill", place=plan.kill)
@@ -378,23 +390,36 @@ if plan.kill:
 
 
 @pytest.mark.process
-def test_a_run_has_a_directory_of_its_own_and_its_restarts_share_it(tmp_path: Path) -> None:
-    other = tmp_path / "real" / "other"
-    other.parent.mkdir()
-    runs = runner(tmp_path, RECORD, "{out}", str(other))
+def test_a_run_has_a_copy_of_the_working_directory_and_its_restarts_share_it(tmp_path: Path) -> None:
+    runs = runner(tmp_path, RECORD)
     first, second = runs.run("one", ["backup", "steps"]), runs.run("two")
     assert [attempt.kill for attempt in first.attempts] == ["backup", "steps", None]
     assert [attempt.codes for attempt in first.attempts] == [(-9,), (-9,), (0,)]
     assert [attempt.was_killed for attempt in first.attempts] == [True, True, False]
     assert not any(attempt.has_failed for attempt in (*first.attempts, *second.attempts))
-    said = [attempt.log.read_text() for attempt in (*first.attempts, *second.attempts)]
-    assert len(set(said[:3])) == 1
-    assert str(tmp_path / "scratch" / "one") in said[0]
-    assert str(tmp_path / "scratch" / "two") in said[3]
-    assert said[0].partition("[")[2] == said[3].partition("[")[2]  # the path of {out} is the same in all runs
-    assert (tmp_path / "own" / "out-one" / "mine").exists()
-    files = [r["path"] for process in second.attempts[0].records for r in process if r["event"] == "file"]
-    assert files == [str(other)]
+    said = [attempt.log.read_text().split("\n") for attempt in (*first.attempts, *second.attempts)]
+    place = str(tmp_path / "own/work" / (tmp_path / "project").relative_to("/"))  # the same in all runs
+    texts = ("of the user", "changed before the kill backup", "changed before the kill steps", "of the user")
+    assert [lines[0] for lines in said] == [f"{place} {text}" for text in texts]
+    assert [lines[1].partition("real-")[0] for lines in said] == [f"{tmp_path}/scratch/{n}/" for n in ONE_AND_TWO]
+    assert (tmp_path / "project/mine.txt").read_text() == "of the user"
+    assert not (tmp_path / "own/work").exists()
+
+
+ONE_AND_TWO = ("one", "one", "one", "two")
+
+
+@pytest.mark.process
+def test_in_place_the_files_that_a_script_changes_are_its_own_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import os; open('before.txt', 'w').close(); os.remove('mine.txt')"
+    runs = runner(tmp_path, code, in_place=True)
+    monkeypatch.chdir(tmp_path / "project")
+    run = runs.run("one")
+    files = [r["path"] for process in run.attempts[0].records for r in process if r["event"] == "file"]
+    assert files == [str(tmp_path / "project" / name) for name in ("before.txt", "mine.txt")]
+    assert sorted(path.name for path in (tmp_path / "project").iterdir()) == ["before.txt", "script.py"]
 
 
 @pytest.mark.process
@@ -409,10 +434,13 @@ def test_a_process_that_takes_too_long_is_ended_with_all_that_it_has_started(tmp
 
 
 @pytest.mark.process
-def test_a_script_that_fails_is_code_2_with_the_end_of_its_output(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("raise SystemExit('this script fails by itself')")
-    printed = kdc("rehearse", "--json", script)
+def test_a_script_that_fails_is_code_2_with_the_end_of_its_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    Path("script.py").write_text("raise SystemExit('this script fails by itself')")
+    printed = kdc("rehearse", "--json", "script.py")
     assert printed.exit_code == 2
     found = json.loads(printed.stdout)
     assert found["summary"] == "the script fails by itself: it ended with exit code 1"
@@ -436,8 +464,9 @@ class Rehearsed:
         )
         env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(directory)}
         words = [sys.executable, "-m", "keras_dist_callbacks.cli", "rehearse", *options, str(script), str(self.noted)]
+        (directory / "project").mkdir()
         with (directory / "said").open("wb") as said:
-            self.process = subprocess.Popen(words, env=env, stdout=said, stderr=said)
+            self.process = subprocess.Popen(words, env=env, cwd=directory / "project", stdout=said, stderr=said)
 
     def found(self, count: int) -> tuple[Path, list[int]]:
         """The plan, and what so many processes of the script have started, once they have."""
@@ -488,6 +517,5 @@ def test_the_digits_example_resumes_exactly(tmp_path: Path, monkeypatch: pytest.
     assert "bit for bit" in found["summary"]
     assert [resume["verdict"] for resume in found["resumes"]] == ["exact", "exact"]
     assert found["costs"]["save_freq"] >= 1
-    assert (found["files"], found["kept"]) == ([], [])
-    assert result.stderr.startswith("kdc: the short runs overwrite what the script itself writes")
+    assert (found["files"], found["refused"], found["kept"]) == ([], [], [])
     assert list(tmp_path.iterdir()) == []

@@ -22,7 +22,7 @@ OTHER_USER = 65534
 
 
 def plan(tmp_path: Path) -> Plan:
-    return Plan(str(tmp_path / "scratch"), str(tmp_path), str(tmp_path / "out"), steps=4, epochs=2, version=1)
+    return Plan(str(tmp_path / "scratch"), str(tmp_path), "", steps=4, epochs=2, version=1, began=0.0)
 
 
 @pytest.fixture
@@ -148,13 +148,13 @@ def test_a_command_that_is_killed_leaves_a_plan_that_is_not_in_force(
     place = tmp_path / "plan.json"
     code = (
         "import sys, time; from pathlib import Path; from keras_dist_callbacks.rehearsal.plan import Plan, published\n"
-        "with published(Path(sys.argv[1]), Plan('s', 'r', 'o', 4, 2, 1)):\n    print(flush=True); time.sleep(60)"
+        "with published(Path(sys.argv[1]), Plan('s', 'r', '', 4, 2, 1, 0.0)):\n    print(flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(place)], stdout=subprocess.PIPE) as command:
         assert command.stdout is not None
         command.stdout.readline()
         monkeypatch.setenv(VARIABLE, str(place))
-        assert plan_in_force() == Plan("s", "r", "o", 4, 2, 1)
+        assert plan_in_force() == Plan("s", "r", "", 4, 2, 1, 0.0)
         command.send_signal(signal.SIGKILL)
         command.wait(10)
         assert place.exists()

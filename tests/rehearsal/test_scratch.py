@@ -23,7 +23,7 @@ def scratch(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delenv(OPTIONS_VARIABLE, raising=False)
     monkeypatch.setattr(scratch_module, "watch_files", lambda plan: None)  # its hook could not be taken away again
     monkeypatch.chdir(tmp_path)
-    with published(place, Plan(request.param, str(tmp_path), str(tmp_path / "out"), 4, 2, 1)):
+    with published(place, Plan(request.param, str(tmp_path), "", 4, 2, 1, 0.0)):
         yield request.param
 
 

@@ -110,7 +110,7 @@ def test_the_real_directories_on_a_local_disk_stay_as_they_are(tmp_path: Path) -
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run(train, cwd=tmp_path, env=env, check=True, timeout=600)
     before = {**files(tmp_path), **_times(tmp_path)}
-    rehearse(tmp_path, 0, "--steps", 8, JOB, "real", "--log", "{out}/log.txt")
+    rehearse(tmp_path, 0, "--steps", 8, JOB, "real", "--log", "real/log.txt")
     assert {**files(tmp_path), **_times(tmp_path)} == before
 
 

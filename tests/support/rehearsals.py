@@ -47,7 +47,7 @@ def rehearsing(
     found: list[dict[str, Any]] = []
     attempt = directory / f"records-{len(list(directory.glob('records-*')))}"
     attempt.mkdir(parents=True)
-    plan = Plan(scratch or str(directory / "scratch"), str(attempt), str(directory / "out"), steps, epochs, 1, kill)
+    plan = Plan(scratch or str(directory / "scratch"), str(attempt), "", steps, epochs, 1, 0.0, kill)
     with monkeypatch.context() as patch, published(directory / "plan.json", plan):
         patch.setenv(VARIABLE, str(directory / "plan.json"))
         patch.setitem(PARTS, ProcessRuns, ProcessRuns())

@@ -21,6 +21,7 @@ import typer
 from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.base.terminal import write_line
 from keras_dist_callbacks.cli.output import opened
+from keras_dist_callbacks.cli.rehearsal import start
 from keras_dist_callbacks.cli.rehearsal.rehearse import CANNOT, EQUAL, Rehearsing
 from keras_dist_callbacks.cli.rehearsal.report import show_rehearsal
 from keras_dist_callbacks.cli.rehearsal.runs import Runner, Settings
@@ -31,9 +32,13 @@ from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import reject_credentials
 from keras_dist_callbacks.storage.storage import Storage
 
-_OVERWRITES = (
-    "the short runs overwrite what the script itself writes, such as results and Keras' own ModelCheckpoint; "
-    "to keep it, give the script paths below {out}"
+_MAY_WRITE = (
+    "the short runs may write to their copy of the working directory, to temporary files and to caches alone; if the "
+    "script fails because of that, give it a path in the working directory, or add --in-place"
+)
+_IN_PLACE = (
+    "the short runs work in the real directory: they overwrite what the script itself writes, such as results and "
+    "Keras' own ModelCheckpoint"
 )
 
 
@@ -49,15 +54,22 @@ class RehearsalOptions:
 
 
 def run(
-    words: Sequence[str], limits: RehearsalOptions, scratch: str | None, options: str | None, *, as_json: bool
+    words: Sequence[str],
+    limits: RehearsalOptions,
+    scratch: str | None,
+    options: str | None,
+    *,
+    in_place: bool,
+    as_json: bool,
 ) -> None:
     """Rehearses a script, prints what was found, and ends with its exit code.
 
     Args:
-        words: The script or command, and its arguments.
+        words: What `start.main` gets.
         limits: Of the runs.
         scratch: The directory or URL to write to; None: a temporary one.
         options: JSON for its file system.
+        in_place: Work in the working directory, and not in copies of it.
         as_json: Print JSON.
 
     Raises:
@@ -68,7 +80,7 @@ def run(
     def work() -> int:
         _end_on_signals()
         try:
-            _rehearse(words, limits, scratch, options, own, as_json=as_json)
+            _rehearse(words, limits, scratch, options, own, in_place=in_place, as_json=as_json)
         except typer.Exit as ended:
             return ended.exit_code
         except SystemExit as ended:
@@ -90,24 +102,29 @@ def _rehearse(
     options: str | None,
     own: Path,
     *,
+    in_place: bool,
     as_json: bool,
 ) -> None:
     place = _scratch_place(scratch) if scratch else str(own / "scratch")
     with opened(place, options if "://" in place else None, as_json) as target:
         reject_credentials(place)
         env = {OPTIONS_VARIABLE: json.dumps(target.options)} if target.options else {}
+        source = None if in_place else Path.cwd()
+        command = (*start.COMMAND, *(words if source is None else _in_copy(words, source)))
         settings = Settings(
-            _command(words), limits.steps, limits.epochs, limits.workers, limits.timeout, place, own, env
+            command, limits.steps, limits.epochs, limits.workers, limits.timeout, place, own, source, env
         )
-        _require_usable(settings, target.storage)
-        if not any("{out}" in word for word in words):
-            write_line(f"kdc: {_OVERWRITES}", to_stderr=True)
+        _require_usable(words, target.storage)
+        if in_place:
+            write_line(f"kdc: {_IN_PLACE}", to_stderr=True)
 
         def open_place(url: str) -> Storage:
             return Storage.open(url, target.options, retry=target.storage.retry)
 
         found = Rehearsing(Runner(settings), limits.kills, open_place, _say_progress)()
         kept = [str(temporary.keep(own))] if found.exit_code != EQUAL else []
+        if found.output and not in_place:
+            found = dataclasses.replace(found, advice=(*found.advice, _MAY_WRITE))
         found = dataclasses.replace(found, kept=(*kept, *([place] if scratch else [])))
         target.report(found, show_rehearsal)
         if found.exit_code != EQUAL:
@@ -134,33 +151,26 @@ def _end_on_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, guard.FORWARDED)
 
 
-def _command(words: Sequence[str]) -> tuple[str, ...]:
-    """A script is run by this Python, and anything else as it is.
-
-    Raises:
-        ConfigError: There is no such script or program.
-    """
-    program = words[0]
-    if not program.endswith(".py"):
-        if shutil.which(program) is None:
-            raise ConfigError(f"{program!r}: no such program; a Python script has a name that ends with .py")
-        return tuple(words)
-    if not Path(program).is_file():
-        raise ConfigError(f"{program}: no such script")
-    return (sys.executable, *words)
+def _in_copy(words: Sequence[str], source: Path) -> list[str]:
+    """The words, with a script that was given by its absolute path as a relative one: that in the copy."""
+    script = Path(words[0])
+    is_below = script.is_absolute() and script.is_relative_to(source)
+    return [str(script.relative_to(source)) if is_below else words[0], *words[1:]]
 
 
-def _require_usable(settings: Settings, storage: Storage) -> None:
+def _require_usable(words: Sequence[str], storage: Storage) -> None:
     """Finds out before the first run what would end it.
 
     Raises:
-        ConfigError: This process is itself part of a rehearsal or of a cluster.
+        ConfigError: This process is itself part of a rehearsal or of a cluster, or there is no such program.
         StorageError: The scratch directory cannot be used.
     """
     if os.environ.get(VARIABLE):
         raise ConfigError(f"{VARIABLE} is set: a rehearsal cannot be part of another one; unset it")
     if os.environ.get("TF_CONFIG"):
         raise ConfigError("TF_CONFIG is set: unset it; --workers starts a cluster on this machine")
+    if words[0] == "--" and shutil.which(words[1]) is None:
+        raise ConfigError(f"{words[1]!r}: no such program")
     storage.probe()
 
 

@@ -117,9 +117,9 @@ def _restart(attempts: Sequence[RecordedAttempt], step: float) -> dict[str, floa
 
 def _parts(attempt: RecordedAttempt, step: float) -> dict[str, float] | None:
     first = {record["event"]: record for record in reversed(attempt.chief)}
-    if not {"watching", "open", "epoch", "step"} <= first.keys():
+    if not {"place", "open", "epoch", "step"} <= first.keys():
         return None  # it had no step left to train
-    moments = [attempt.began, *(first[event]["time"] for event in ("watching", "open", "epoch"))]
+    moments = [attempt.began, *(first[event]["time"] for event in ("place", "open", "epoch"))]
     spans = [max(0.0, after - before) for before, after in itertools.pairwise(moments)]
     return dict(
         zip(("import", "start", "restore", "trace"), [*spans, max(0.0, first["step"]["seconds"] - step)], strict=True)

@@ -70,7 +70,8 @@ class Rehearsal:
         unstable: What the user's objects hold and is another one in any two runs, which was not compared.
         advice: What helps.
         costs: Of backups and restarts.
-        files: Files that the script opened for writing, outside of the scratch directory.
+        files: Files that the script wrote or deleted in their real place.
+        refused: Files that it may not change.
         output: The end of the output of a process that failed.
         kept: Directories that were kept: the scratch directory, and the output of each process.
     """
@@ -88,6 +89,7 @@ class Rehearsal:
     advice: tuple[str, ...] = ()
     costs: Costs | None = None
     files: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
     output: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
 
@@ -117,7 +119,8 @@ class Rehearsing:
             found,
             seconds=time.monotonic() - began,
             runs={run.name: run.seconds for run in self._runs},
-            files=tuple(_files(self._runs)),
+            files=tuple(_files(self._runs, "file")),
+            refused=tuple(_files(self._runs, "refused")),
         )
 
     def _rehearse(self) -> Rehearsal:
@@ -208,10 +211,10 @@ def _resumes(killed: RehearsedRun) -> list[Restart]:
     return found
 
 
-def _files(runs: Sequence[RehearsedRun]) -> list[str]:
-    """What the script opens by itself, in the order in which it does."""
+def _files(runs: Sequence[RehearsedRun], event: str) -> list[str]:
+    """What the script changes by itself, in the order in which it does."""
     processes = [process for run in runs for attempt in run.attempts for process in attempt.records]
-    return list(dict.fromkeys(r["path"] for process in processes for r in process if r["event"] == "file"))
+    return list(dict.fromkeys(r["path"] for process in processes for r in process if r["event"] == event))
 
 
 def _compare_with_killed(

@@ -12,6 +12,8 @@ from keras_dist_callbacks.cli.rehearsal.costs import Costs
 from keras_dist_callbacks.cli.rehearsal.rehearse import EQUAL, Rehearsal
 
 _SHOWN = 6
+_REFUSED = "The short runs may not change these files; give the script paths in its working directory, or --in-place:"
+_CHANGED = "The short runs have changed these files in their real place:"
 
 
 def show_rehearsal(page: Page, found: Rehearsal) -> None:
@@ -31,9 +33,10 @@ def show_rehearsal(page: Page, found: Rehearsal) -> None:
     if found.costs is not None:
         page.line("Costs, measured in these short runs:")
         page.facts(_costs(found.costs))
-    if found.files:
-        page.line("The short runs have written these files in their real place; give the script paths below {out}:")
-        page.facts(("-", path) for path in found.files)
+    for title, paths in ((_REFUSED, found.refused), (_CHANGED, found.files)):
+        if paths:
+            page.line(title)
+            page.facts(("-", path) for path in paths)
     if found.output:
         page.line("The end of its output:")
         page.facts(("|", line) for line in found.output)

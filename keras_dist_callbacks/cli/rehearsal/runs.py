@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
@@ -10,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from keras_dist_callbacks.base.errors import ClusterTimeoutError
+from keras_dist_callbacks.cli.rehearsal.workplace import copied
 from keras_dist_callbacks.launch.processes import WorkerProcess
 from keras_dist_callbacks.rehearsal import records
 from keras_dist_callbacks.rehearsal.plan import VARIABLE, Kill, Plan, published
 from keras_dist_callbacks.rehearsal.records import Record
 from keras_dist_callbacks.testing.local_cluster import LocalCluster
 
-OUT = "{out}"
 _POLL_SECONDS = 0.02
 _GRACE_SECONDS = 10.0
 _TAIL_LINES = 15
@@ -28,13 +29,14 @@ class Settings:
     """What the command was asked for.
 
     Attributes:
-        command: Program and arguments; `{out}` in an argument is replaced.
+        command: Program and arguments.
         steps: Batches per epoch and per validation, at most.
         epochs: Epochs per fit, at most.
         workers: Processes of a local cluster.
         timeout: Seconds per process.
         scratch: The directory or URL that everything is written to which the script would save.
         own: A local directory for everything else.
+        source: The working directory, of which each run has a copy; None: all work in it.
         env: Added to the environment.
     """
 
@@ -45,6 +47,7 @@ class Settings:
     timeout: float
     scratch: str
     own: Path
+    source: Path | None = None
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -133,7 +136,7 @@ class Runner:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._numbers = itertools.count(1)
+        self._numbers, self._began = itertools.count(1), time.time()
 
     def run(self, name: str, kills: Sequence[Kill] = ()) -> RehearsedRun:
         """One run, restarted after each kill, to its end or until an attempt fails.
@@ -142,41 +145,48 @@ class Runner:
             name: A word, which no other run has.
             kills: Where to kill its processes, one after the other.
         """
-        out = self._settings.own / "out"  # the same path in each run, so that nothing differs because of it
-        out.mkdir()
         attempts: list[RecordedAttempt] = []
-        for kill in [*kills, None]:
-            attempts.append(self._attempt(name, kill))
-            if not attempts[-1].was_killed or attempts[-1].has_failed:
-                break
-        out.rename(out.with_name(f"out-{name}"))
+        with self._workplace() as place, contextlib.chdir(place):
+            for kill in [*kills, None]:
+                attempts.append(self._attempt(name, kill))
+                if not attempts[-1].was_killed or attempts[-1].has_failed:
+                    break
         return RehearsedRun(name, tuple(attempts))
+
+    @property
+    def _copy(self) -> Path | None:
+        """Where the copy is: the same path in each run, so that nothing differs because of it."""
+        return None if self._settings.source is None else self._settings.own / "work"
+
+    def _workplace(self) -> contextlib.AbstractContextManager[Path]:
+        settings = self._settings
+        if settings.source is None or self._copy is None:
+            return contextlib.nullcontext(Path.cwd())
+        return copied(settings.source, self._copy, [settings.scratch, str(settings.own.parent)])
 
     def _attempt(self, name: str, kill: Kill | None) -> RecordedAttempt:
         settings, number = self._settings, next(self._numbers)
         directory = settings.own / f"{name}-{number}"
         directory.mkdir()
         scratch = f"{settings.scratch.rstrip('/')}/{name}"
-        out = str(settings.own / "out")
-        plan = Plan(scratch, str(directory), out, settings.steps, settings.epochs, 1, kill)
-        command = [part.replace(OUT, out) for part in settings.command]
+        plan = Plan(
+            scratch, str(directory), str(self._copy or ""), settings.steps, settings.epochs, 1, self._began, kill
+        )
         path = settings.own / f"plan-{number}.json"
-        env = {**settings.env, VARIABLE: str(path)}
+        env = {**settings.env, VARIABLE: str(path), "PWD": str(Path.cwd())}
         began, moment = time.time(), time.monotonic()
         with published(path, plan):
             if settings.workers > 1:
-                codes, log = self._run_cluster(command, env, directory)
+                codes, log = self._run_cluster(env, directory)
             else:
-                codes, log = self._run_alone(command, env, directory)
+                codes, log = self._run_alone(env, directory)
         seconds = time.monotonic() - moment
         return RecordedAttempt(kill, codes or (), began, seconds, records.read(directory), log, timed_out=codes is None)
 
-    def _run_alone(
-        self, command: Sequence[str], env: Mapping[str, str], directory: Path
-    ) -> tuple[tuple[int, ...] | None, Path]:
+    def _run_alone(self, env: Mapping[str, str], directory: Path) -> tuple[tuple[int, ...] | None, Path]:
         """In the environment as it is: the bits of a result may depend on it."""
         log = directory / "output.log"
-        process = WorkerProcess(command, {**os.environ, "PYTHONUNBUFFERED": "1", **env}, log)
+        process = WorkerProcess(self._settings.command, {**os.environ, "PYTHONUNBUFFERED": "1", **env}, log)
         deadline = time.monotonic() + self._settings.timeout
         try:
             while (code := process.poll()) is None:
@@ -187,10 +197,10 @@ class Runner:
             process.end()
         return (code,), log
 
-    def _run_cluster(
-        self, command: Sequence[str], env: Mapping[str, str], directory: Path
-    ) -> tuple[tuple[int, ...] | None, Path]:
-        with LocalCluster(command, self._settings.workers, directory, env, grace=_GRACE_SECONDS) as cluster:
+    def _run_cluster(self, env: Mapping[str, str], directory: Path) -> tuple[tuple[int, ...] | None, Path]:
+        with LocalCluster(
+            self._settings.command, self._settings.workers, directory, env, grace=_GRACE_SECONDS
+        ) as cluster:
             cluster.start()
             try:
                 codes = cluster.wait(self._settings.timeout)
