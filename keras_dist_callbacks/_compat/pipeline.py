@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -233,24 +233,17 @@ def is_before_a_cache(stage: Any, dataset: Any) -> bool:
 
 
 def shared_before_files(datasets: Sequence[Any]) -> list[Any]:
-    """Returns the stages that keep a pass in files, if shuffles of what they keep are also read around them.
+    """Returns the stages that keep a pass in files, if what they keep draws from what is also read around them.
 
-    Once the files are complete, a pass does not draw what it drew while they were written.
+    Once the files are complete, a pass does not draw what it drew while they were written: orders, and the state of
+    random layers.
 
     Args:
         datasets: All that one fit reads.
     """
-    return _shared_before_files(datasets, _order_of)
-
-
-def draw_before_files(datasets: Sequence[Any]) -> list[Any]:
-    """The same for variables that functions change, such as the state of a random layer."""
-    return _shared_before_files(datasets, lambda stage: {resource.key for resource in written(stage)})
-
-
-def _shared_before_files(datasets: Sequence[Any], own: Callable[[Any], set[int]]) -> list[Any]:
     found = {id(stage): stage for dataset in datasets for stage in stages(original(dataset)) if kept_in(stage)}
-    return [stage for stage in found.values() if _sources_of(stage, own) & _around(stage, datasets, own)]
+    around = {key: {k for data in datasets for k in _drawn_by(original(data), without=found[key])} for key in found}
+    return [stage for key, stage in found.items() if _drawn_by(stage) & around[key]]
 
 
 def kept_in(stage: Any) -> str | None:
@@ -262,35 +255,14 @@ def kept_in(stage: Any) -> str | None:
     return (path.decode(errors="replace") if isinstance(path, bytes) else path) or None
 
 
-def is_kept_whole(stage: Any) -> bool:
-    """Returns whether the files of such a stage are complete, so that a pass reads nothing before it."""
-    import tensorflow as tf
-    from tensorflow.core.protobuf import snapshot_pb2
-
-    path, files = kept_in(stage), tf.io.gfile
-    if kind_of(stage) == "Cache":
-        return bool(files.exists(f"{path}.index"))
-    for name in files.glob(f"{path}/*/snapshot.metadata"):
-        with files.GFile(name, "rb") as file:
-            if snapshot_pb2.SnapshotMetadataRecord.FromString(file.read()).finalized:
-                return True
-    return False
-
-
-def _around(stage: Any, datasets: Sequence[Any], own: Callable[[Any], set[int]]) -> set[int]:
-    return {key for dataset in datasets for key in _sources_of(original(dataset), own, without=stage)}
-
-
-def _sources_of(dataset: Any, own: Callable[[Any], set[int]], without: Any = None) -> set[int]:
-    """What a dataset draws from, by its keys."""
+def _drawn_by(dataset: Any, without: Any = None) -> set[int]:
+    """The keys of the orders and variables that a dataset draws from."""
     if dataset is without:
         return set()
-    sources: list[Any] = getattr(dataset, "_inputs", list)()
-    return own(dataset).union(*(_sources_of(source, own, without) for source in sources))
-
-
-def _order_of(stage: Any) -> set[int]:
-    return {id(stage)} if _draws(stage) and getattr(stage, "_reshuffle_each_iteration", True) else set()
+    own = {resource.key for resource in written(dataset)}
+    if _draws(dataset) and getattr(dataset, "_reshuffle_each_iteration", True):
+        own.add(id(dataset))
+    return own.union(*(_drawn_by(source, without) for source in getattr(dataset, "_inputs", list)()))
 
 
 def draws_during_pass(dataset: Any) -> bool:

@@ -90,8 +90,6 @@ _OWN_LOOP = (
     "operations"
 )
 _OTHER_DIRECTORY = "give each run a directory of its own, or delete the directory"
-_OTHER_DRAWS = "another number of draws is made from what is drawn from both before them and beside them"
-_OTHER_PASSES = "another number of passes draws from what is read both before them and beside them"
 _RATE = "the learning rate that the script sets before training changed from {0} to {1}, and that of the backup, {2},"
 _SCHEDULER = "keras.callbacks.LearningRateScheduler(lambda epoch: {1})"
 _SET_SEED = "call keras.utils.set_random_seed first"
@@ -254,18 +252,6 @@ CATALOG: Mapping[str, Row] = {
         "unknown",
         "the {0} of the {subject} have the same content as before (other times, and not all were compared)",
     ),
-    "passes-around-new-files": Row(
-        "lost",
-        "the files of the {subject} were not complete when the interrupted run began, and are complete now, so that "
-        f"{_OTHER_PASSES}",
-        "delete them before a resume, or call cache() without a file",
-    ),
-    "passes-around-lost-files": Row(
-        "lost",
-        "the files of the {subject} were complete when the interrupted run began, and are not complete now, so that "
-        f"{_OTHER_PASSES}",
-        "put them back, or call cache() without a file",
-    ),
     "values": Row("lost", "the {subject} has as many rows as before, but other values in them", _SAME_DATA),
     "data-not-compared": Row("unknown", "the data of the {subject} are the same as in the interrupted run ({0})"),
     "input-seed": Row(
@@ -400,17 +386,11 @@ CATALOG: Mapping[str, Row] = {
         "of the variables that the input's functions use, number {0} was {1} in the interrupted run and is {2} now; "
         "none of them was restored",
     ),
-    "draws-around-new-files": Row(
-        "lost",
-        "files of a cache() or snapshot() of the input were not complete when the pass that is read again began, and "
-        f"are complete now, so that {_OTHER_DRAWS}",
-        "delete them before a resume, or give each stage its own random layer or SeedGenerator",
-    ),
-    "draws-around-lost-files": Row(
-        "lost",
-        "files of a cache() or snapshot() of the input were complete when the pass that is read again began, and are "
-        f"not complete now, so that {_OTHER_DRAWS}",
-        "put them back, or give each stage its own random layer or SeedGenerator",
+    "kept-in-files": Row(
+        "unknown",
+        "the files of {0} are as complete when training resumes as they were when it began, and when the interrupted "
+        "epoch did: what they keep draws from what is also read beside them",
+        "call cache() without a file, or let nothing else draw from it",
     ),
     "input-code": Row("unknown", "{0} keeps no state of its own, and shares none with training", _ASSERTED),
     # Of what runs ahead, it is not known how many numbers it has drawn.

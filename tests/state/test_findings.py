@@ -217,42 +217,10 @@ def half_in_a_file(file: Path) -> tf.data.Dataset:
     return both.map(lambda kept, row: (kept[0] + row[0], row[1])).batch(4)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        pytest.param(code, marks=pytest.mark.finds(code))
-        for code in ("passes-around-new-files", "passes-around-lost-files")
-    ],
-)
-def test_files_of_a_pass_that_came_or_went_meanwhile_are_named(tmp_path: Path, code: str) -> None:
-    file, backup = tmp_path / "kept" / "file", tmp_path / "backup"
-    file.parent.mkdir()
-    if code == "passes-around-lost-files":
-        list(half_in_a_file(file))
-    interrupted(backup, half_in_a_file(file))
-    if code == "passes-around-lost-files":
-        for part in file.parent.iterdir():
-            part.unlink()
-    else:
-        for part in file.parent.iterdir():
-            part.unlink()
-        list(half_in_a_file(file))
-    assert code in resumed(backup, half_in_a_file(file))
-
-
-@pytest.mark.finds("draws-around-lost-files")
-def test_files_that_the_pass_before_had_completed_and_that_are_gone_are_named(tmp_path: Path, monkeypatch: Any) -> None:
-    def make() -> tf.data.Dataset:
-        noisy, kept = noise(), str(tmp_path / "kept")
-        both = tf.data.Dataset.zip(rows().map(noisy).cache(kept), rows())
-        return both.map(lambda one, other: noisy(one[0] + other[0], other[1])).batch(8)
-
-    monkeypatch.setattr(pipeline, "is_kept_whole", lambda stage: True)
-    interrupted(tmp_path / "backup", make(), 1)
-    monkeypatch.setattr(pipeline, "is_kept_whole", lambda stage: False)
-    for file in tmp_path.glob("kept*"):
-        file.unlink()
-    assert "draws-around-lost-files" in resumed(tmp_path / "backup", make())
+@pytest.mark.finds("kept-in-files")
+def test_files_that_keep_what_is_drawn_from_beside_them_are_named(tmp_path: Path) -> None:
+    interrupted(tmp_path / "backup", half_in_a_file(tmp_path / "kept"))
+    assert "kept-in-files" in resumed(tmp_path / "backup", half_in_a_file(tmp_path / "again"))
 
 
 def numbered_texts() -> tf.data.Dataset:

@@ -117,14 +117,6 @@ class Input:
         """Returns how many there are, and a digest of their names."""
         return {f"{root}/files": f"{len(paths)} files, {names_of(paths)}" for root, paths in self._paths.items()}
 
-    def files_of_passes(self) -> dict[str, str]:
-        """Returns whether files hold a pass already, where that changes how often a shuffle around them is passed."""
-        read = [pipeline.original(self.fit.data), self.fit.validation_source]
-        found = pipeline.shared_before_files([dataset for dataset in read if hasattr(dataset, "_inputs")])
-        names = [f"input/{_called(stage)} number {number}" for number, stage in enumerate(found, 1)]
-        are_complete = ("complete" if pipeline.is_kept_whole(stage) else "not complete" for stage in found)
-        return dict(zip(names, are_complete, strict=True))
-
 
 def _called(stage: Any) -> str:
     return pipeline.method_of(pipeline.kind_of(stage))

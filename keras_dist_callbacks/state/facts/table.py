@@ -64,11 +64,6 @@ def _files(where: str, was: Any, now: Any) -> Iterator[Finding]:
         yield Finding("files-not-compared", where, (f"{now['count']} files",))
 
 
-def _files_of_passes(where: str, was: Any, now: Any) -> Iterator[Finding]:
-    if None not in (was, now) and was != now:  # of a stage that only one run has, its name is said
-        yield Finding("passes-around-new-files" if now == "complete" else "passes-around-lost-files", where)
-
-
 def _changed(code: str, called: str, was: Any, now: Any) -> Finding:
     return Finding(code, detail=(called, _shown(was), _shown(now)))
 
@@ -136,7 +131,6 @@ PASSES = (
     Fact(
         "seeds", Input.seeds, "input-seed", tells=False
     ),  # TensorFlow draws others when a script runs twice in a process
-    Fact("files of passes", Input.files_of_passes, _files_of_passes, tells=False),
 )
 """The same; they say nothing about which training it is."""
 

@@ -164,7 +164,6 @@ class LoopInput(Part):
         states.entered = states.saved_entered or now  # of a loop that had none from here
         rng.restore(states.entered)
         inputs.restore_epoch_start()
-        self._report(inputs.other_files)
         iterator = iter(dataset)
         replay.drop(iterator, batch, batch)
         moved = rng.changed_since(states.entered) if inputs.hidden.python else ()
@@ -219,7 +218,8 @@ class LoopInput(Part):
         found += [
             Finding("input-code-ahead" if code.is_ahead else "input-code", detail=(code.name,)) for code in python
         ]
-        return [*found, *findings.made(self._state.hidden.found), *self._state.shared(self._trains), *self._unseeded]
+        found += [*findings.made(self._state.hidden.found), *self._state.kept]
+        return [*found, *self._state.shared(self._trains), *self._unseeded]
 
     def _trains(self, key: int) -> bool:
         return key in variables.variable_set(self._trained).keys and key not in variables.global_seed_keys()

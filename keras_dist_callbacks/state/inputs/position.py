@@ -298,7 +298,7 @@ class DataPosition(Part):
         (self._first if is_training else self._first_of_validation).begun(iterator)
 
     def _other_passes(self) -> list[Finding]:
-        return [*self._first.difference(), *self._first_of_validation.difference(), *self.hides.other_files]
+        return [*self._first.difference(), *self._first_of_validation.difference()]
 
     def _before_reading(self) -> None:
         self.hides.restore_epoch_start()
@@ -348,7 +348,7 @@ class DataPosition(Part):
     def conditions(self) -> list[Finding]:
         """What of the input could not be looked into."""
         unread = [one for one in self._inspected if one.effect == "unknown"]
-        return [*unread, *self._first.unseen, *self._first_of_validation.unseen]
+        return [*unread, *self.hides.kept, *self._first.unseen, *self._first_of_validation.unseen]
 
     @property
     def _inspected(self) -> list[Finding]:

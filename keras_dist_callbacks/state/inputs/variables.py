@@ -20,7 +20,6 @@ _VARIABLES, _RNG = "variables", "random"
 _NOTHING = InputInspection()
 _FIRST, _START, _NOW = "first", "start", "now"
 _CACHED, _SINCE = "cached", "since"
-_FILES = "files"
 
 
 class InputVariables:
@@ -34,7 +33,7 @@ class InputVariables:
         of_validation: The validation data.
 
     Attributes:
-        other_files: That files of the input make what is read again another input, or nothing.
+        kept: Whether files keep what is drawn from what is also read beside them.
         hidden: What was found in the training data; of the running epoch's dataset.
         validation: The argument.
     """
@@ -59,7 +58,7 @@ class InputVariables:
         self._changed_meanwhile: set[str] = set()
         self.validation = validation
         self._of_validation = of_validation
-        self.other_files: list[Finding] = []
+        self.kept: list[Finding] = []
         self._refresh()
 
     def note_start(self) -> None:
@@ -67,7 +66,6 @@ class InputVariables:
         self._refresh()
         self._is_open = True
         self._held[_START] = [r.hold() for r in self._all]
-        self._held[_FILES] = [SharedArray(np.array(whole)) for whole in self._files()]
         self._held.setdefault(_FIRST, self._held[_START])
         self._when_cached = self._when_cached or [r.hold() for r in self._cached]
         self._rng = rng.capture() if self.hidden.python else None
@@ -133,24 +131,9 @@ class InputVariables:
         self._refresh()
         if self._saved is not None and not self._difference(self._saved.mine.state.get(_VARIABLES)):
             self._assign(_START)
-            self.other_files = self._changed_files(self._saved)
             if _RNG in self._saved.mine.state:
                 rng.restore(self._saved.mine.state[_RNG])
         self.note_start()
-
-    def _files(self) -> list[bool]:
-        """Whether each stage has kept a pass in files, if what it draws from is also drawn from around it."""
-        if not self.hidden.variables:
-            return []
-        read = [dataset for dataset in (self._dataset, self._of_validation) if hasattr(dataset, "_inputs")]
-        return [pipeline.is_kept_whole(stage) for stage in pipeline.draw_before_files(read)]
-
-    def _changed_files(self, saved: Saved) -> list[Finding]:
-        for number, now in enumerate(self._files()):
-            then = _found(saved.mine.tensors, _FILES, number)
-            if then is not None and bool(then) != now:
-                return [Finding("draws-around-new-files" if now else "draws-around-lost-files")]
-        return []
 
     def restore_current(self) -> None:
         """After the last batch of an iterator, where nothing reads ahead."""
@@ -181,6 +164,11 @@ class InputVariables:
         if dataset is not self._dataset:
             self._dataset = dataset
             self.hidden = self._inspect(dataset)
+            read = [data for data in (dataset, self._of_validation) if hasattr(pipeline.original(data), "_inputs")]
+            self.kept = [
+                Finding("kept-in-files", detail=(pipeline.call_of(stage),))
+                for stage in pipeline.shared_before_files(read)
+            ]
 
     @property
     def _all(self) -> list[graphs.Resource]:

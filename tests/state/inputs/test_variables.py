@@ -171,42 +171,6 @@ def test_reading_past_epochs_again_moves_an_inputs_own_state(tmp_path: Path, epo
     assert callback.restored.verdict == "exact if"
 
 
-def half_of_it_in_a_file(file: Path) -> tf.data.Dataset:
-    seeds = keras.random.SeedGenerator(3)
-
-    def noisy(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return x + keras.random.normal((6,), seed=seeds), y
-
-    both = tf.data.Dataset.zip(inputs.rows().map(noisy).cache(str(file)), inputs.rows())
-    return both.map(lambda kept, row: noisy(kept[0] + row[0], row[1])).batch(tiny.BATCH)
-
-
-@pytest.mark.parametrize(
-    ("epoch", "is_kept"),
-    [
-        pytest.param(1, True, marks=pytest.mark.finds("draws-around-new-files")),
-        (1, False),
-        *(pytest.param(2, is_kept, marks=pytest.mark.chaos) for is_kept in (True, False)),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
-def test_files_completed_in_the_pass_that_is_read_again_are_not_exact(
-    tmp_path: Path, epoch: int, is_kept: bool
-) -> None:
-    model, x = tiny.model(), half_of_it_in_a_file(tmp_path / "kept")
-    with pytest.raises(tiny.Stop):
-        tiny.fit(model, tmp_path / "backup", [tiny.StopAt(epoch, 0)], save_freq=tiny.STEPS, x=x)
-    for file in () if is_kept else tmp_path.glob("kept*"):
-        file.unlink()
-    resumed, callback = tiny.model(), kdc.BackupAndRestore(tmp_path / "backup")
-    tiny.fit(resumed, None, [callback], x=half_of_it_in_a_file(tmp_path / "kept"))
-    is_exact = epoch > 1 or not is_kept
-    assert callback.restored.verdict == ("exact" if is_exact else "not exact")
-    assert callback.restored.position.kind == "within"
-    if is_exact:
-        tiny.assert_same(resumed, reference(lambda: half_of_it_in_a_file(tmp_path / "other")))
-
-
 def test_reading_again_is_as_exact_as_creating(tmp_path: Path) -> None:
     interrupted(tmp_path, tiny.shuffled, 2, 3)
     resumed = tiny.model()
