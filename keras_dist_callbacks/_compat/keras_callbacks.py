@@ -59,33 +59,31 @@ def get_rows(callback: Any) -> dict[str, Any]:
     return {"size": size, "digest": digest, "keys": keys}
 
 
-def cut(callback: Any, size: int, digest: str) -> tuple[str, ...]:
-    """Takes away the rows after the backup, before `on_train_begin` opens the file.
-
-    Returns:
-        The code of a finding and what fills it, if the file is not the one that was backed up and was left alone.
-
-    Raises:
-        BackupError: It cannot be cut.
-    """
-    path = callback.filename
+def other_rows(callback: Any, state: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the code of a finding and what fills it, if the file is not the one that was backed up."""
+    path, size = callback.filename, state["size"]
     found = _size(path) or 0
     if found < size:
         return "rows-missing", str(path), str(found), str(size)
-    if _digest(path, size) != digest:
-        return "rows-changed", str(path)
-    if found > size:
-        try:
-            os.truncate(path, size)
-        except OSError as error:
-            raise BackupError(
-                f"cannot remove the rows of {path} that training writes again: {error}. The backup is unchanged"
-            ) from error
-    return ()
+    return () if _digest(path, size) == state["digest"] else ("rows-changed", str(path))
 
 
 def set_rows(callback: Any, state: dict[str, Any]) -> None:
-    """Continues with the same columns, without a second header."""
+    """Takes away the rows after the backup, and continues with the same columns, without a second header.
+
+    Raises:
+        BackupError: They cannot be taken away.
+    """
+    if state["size"] is not None and not other_rows(callback, state):
+        try:
+            os.truncate(callback.filename, state["size"])
+        except OSError as error:
+            raise BackupError(
+                f"cannot remove the rows of {callback.filename} that training writes again: {error}. The backup is "
+                "unchanged"
+            ) from error
+        if not state["size"]:
+            callback.append_header = True
     if state["keys"] is None:
         return
     callback.keys = list(state["keys"])
@@ -168,9 +166,8 @@ def _prepare_rows(callback: Any, state: dict[str, Any]) -> Prepared:
     append = callback.append
     if state["size"] is None:
         return Prepared(lambda: None)
-    found = cut(callback, state["size"], state["digest"])
     callback.append = True
-    return Prepared(lambda: setattr(callback, "append", append), found)
+    return Prepared(lambda: setattr(callback, "append", append), other_rows(callback, state))
 
 
 def _prepare_steps(board: Any, state: dict[str, Any]) -> Prepared:

@@ -271,6 +271,8 @@ def restore_callbacks(
             continue
         try:
             member.entry.set(member.callback, from_json(state[name], tensors))
+        except BackupError:
+            raise
         except Exception as error:
             raise _not_accepted(name, error) from error
     new = [name for name, member in members.items() if member.entry is not None and name not in state]

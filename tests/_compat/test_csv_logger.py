@@ -137,6 +137,16 @@ def test_a_fit_that_fails_before_it_begins_leaves_the_users_argument_alone(inter
     assert (interrupted / "rows.csv").read_bytes() == expected
 
 
+@pytest.mark.filterwarnings("ignore:an earlier fit:RuntimeWarning")
+def test_a_backup_that_is_refused_leaves_all_rows(interrupted: Path) -> None:
+    before = (interrupted / "rows.csv").read_bytes()
+    rows = logger(interrupted)
+    with pytest.raises(BackupError):
+        tiny.fit(tiny.model(units=9), interrupted / "backup", [rows])
+    close_files([rows])
+    assert (interrupted / "rows.csv").read_bytes() == before
+
+
 @pytest.mark.finds("rows-missing")
 def test_a_file_that_is_gone_is_named_and_begun_again(interrupted: Path, expected: bytes) -> None:
     (interrupted / "rows.csv").unlink()
@@ -171,10 +181,12 @@ def test_a_file_that_cannot_be_cut_is_a_clear_error(interrupted: Path, monkeypat
         raise PermissionError("read-only file system")
 
     monkeypatch.setattr("os.truncate", refuse)
+    rows = logger(interrupted)
     with pytest.raises(
         BackupError, match=r"cannot remove the rows of .*rows\.csv that training writes again: read-only file system"
     ):
-        tiny.fit(tiny.model(), interrupted / "backup", [logger(interrupted)])
+        tiny.fit(tiny.model(), interrupted / "backup", [rows])
+    close_files([rows])
 
 
 def test_in_a_list_that_the_user_has_built_all_is_exact_but_the_file_which_is_named(
