@@ -43,7 +43,7 @@ _HOME = {
     "best_checkpoint": "keras_dist_callbacks.checkpoints.restore",
     "gce_notice": "keras_dist_callbacks.run.shutdown.preemption_notice",
     "latest_checkpoint": "keras_dist_callbacks.checkpoints.restore",
-    "load_backup": "keras_dist_callbacks.run.loading",
+    "load_backup": "keras_dist_callbacks.run.load_backup",
     "make_or_restore_model": "keras_dist_callbacks.checkpoints.restore",
     "make_strategy": "keras_dist_callbacks.cluster.strategy",
     "restartable": "keras_dist_callbacks.launch.restart",
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.options import ShutdownOptions as ShutdownOptions
     from keras_dist_callbacks.options import WriteOptions as WriteOptions
     from keras_dist_callbacks.run.checkpointer import Checkpointer as Checkpointer
-    from keras_dist_callbacks.run.loading import load_backup as load_backup
+    from keras_dist_callbacks.run.load_backup import load_backup as load_backup
     from keras_dist_callbacks.run.shutdown.preemption_notice import aws_notice as aws_notice
     from keras_dist_callbacks.run.shutdown.preemption_notice import gce_notice as gce_notice
     from keras_dist_callbacks.storage.retry import RetryPolicy as RetryPolicy

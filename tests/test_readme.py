@@ -14,7 +14,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.advanced import Cluster
 from keras_dist_callbacks.backups.names import commit_name
 from keras_dist_callbacks.backups.snapshot import Position
-from keras_dist_callbacks.run import restored
+from keras_dist_callbacks.run import announcing
 from tests.support import ROOT, forget_runs, public
 from tests.versions import kill_and_resume, matrix
 
@@ -68,8 +68,8 @@ def test_the_readme_shows_the_line_that_a_resume_prints() -> None:
     generation, sequence, epoch, batch, step = map(int, re.findall(r"\d+", shown))
     commit, lines = commit_name(generation, sequence, "0123456789ab"), list[str]()
     position = Position("within", epoch - 1, batch, step)
-    found = restored.agree_on_all("runs/backup", commit, position, (), Cluster())
-    restored.announce(found, lines.append, warns=True)
+    found = announcing.agreed_restored("runs/backup", commit, position, (), Cluster())
+    announcing.announce(found, lines.append, warns=True)
     assert [f"kdc: {line}" for line in lines] == [shown]
 
 

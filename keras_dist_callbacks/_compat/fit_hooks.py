@@ -70,8 +70,8 @@ class FitHooks(Protocol):
         ...
 
 
-def control(fit: RunningFit, controller: FitHooks) -> Callable[[], None]:
-    """Puts `controller` between the steps of a running fit.
+def control(fit: RunningFit, listener: FitHooks) -> Callable[[], None]:
+    """Puts `listener` between the steps of a running fit.
 
     Returns:
         A function that takes it away again.
@@ -79,16 +79,16 @@ def control(fit: RunningFit, controller: FitHooks) -> Callable[[], None]:
     Raises:
         CompatError: Keras' epoch iterator or list of callbacks is not as known.
     """
-    return _Seam(fit, controller).attach()
+    return _WrappedFit(fit, listener).attach()
 
 
-class _Seam:
+class _WrappedFit:
     """The wrapped methods of one fit."""
 
-    def __init__(self, fit: RunningFit, controller: FitHooks) -> None:
+    def __init__(self, fit: RunningFit, listener: FitHooks) -> None:
         self._fit = fit
-        self._controller = controller
-        self._hooks = _list_of_callbacks(fit.model)
+        self._listener = listener
+        self._callback_list = _list_of_callbacks(fit.model)
         self._wrapped: list[tuple[Any, str]] = []
         self._in_step = False
         self._end_step = 0
@@ -124,7 +124,7 @@ class _Seam:
         self, enumerate_steps: Callable[[], Iterator[tuple[Any, ...]]]
     ) -> Generator[tuple[Any, ...], None, None]:
         steps, per_execution = enumerate_steps(), self._fit.steps_per_execution
-        runs = self._controller.enter_epoch(_triple(step, per_execution) for step in steps)
+        runs = self._listener.enter_epoch(_triple(step, per_execution) for step in steps)
         while self._held:
             self._held.pop()()
         if not runs:
@@ -132,13 +132,15 @@ class _Seam:
         for step in steps:
             self._end_step = step[0] + per_execution - 1
             yield step
-            self._controller.after_step()
+            self._listener.after_step()
 
     def _before_epoch(self) -> None:
         """Keras' progress bar begins its epoch, with a line, after what `enter_epoch` says."""
-        if not self._controller.before_epoch():
+        if not self._listener.before_epoch():
             return
-        for bar in [callback for callback in self._hooks.callbacks if type(callback) is keras.callbacks.ProgbarLogger]:
+        for bar in [
+            callback for callback in self._callback_list.callbacks if type(callback) is keras.callbacks.ProgbarLogger
+        ]:
             self._wrap(bar, "on_epoch_begin", functools.partial(self._hold, bar, bar.on_epoch_begin))
 
     def _hold(self, bar: Any, begin: Callable[..., None], *arguments: Any, **named: Any) -> None:
@@ -153,9 +155,10 @@ class _Seam:
     def _watch_steps(self) -> None:
         """Hooks around each batch, which are called between it and the check of `stop_training`."""
         begin, end, test_end = (
-            getattr(self._hooks, f"on_{name}") for name in ("train_batch_begin", "train_batch_end", "test_batch_end")
+            getattr(self._callback_list, f"on_{name}")
+            for name in ("train_batch_begin", "train_batch_end", "test_batch_end")
         )
-        controller = self._controller
+        listener = self._listener
 
         def batch_begin(batch: int, logs: Any = None) -> None:
             begin(batch, logs)
@@ -163,20 +166,20 @@ class _Seam:
 
         def batch_end(batch: int, logs: Any = None) -> None:
             self._in_step = False
-            controller.step_done(self._end_step)
+            listener.step_done(self._end_step)
             end(batch, logs)
-            controller.batch_end()
+            listener.batch_end()
 
         def test_batch_end(batch: int, logs: Any = None) -> None:
             test_end(batch, logs)
-            controller.test_batch_end()
+            listener.test_batch_end()
 
-        self._wrap(self._hooks, "on_train_batch_begin", batch_begin)
-        self._wrap(self._hooks, "on_train_batch_end", batch_end)
-        self._wrap(self._hooks, "on_test_batch_end", test_batch_end)
+        self._wrap(self._callback_list, "on_train_batch_begin", batch_begin)
+        self._wrap(self._callback_list, "on_train_batch_end", batch_end)
+        self._wrap(self._callback_list, "on_test_batch_end", test_batch_end)
 
     def _watch(self, name: str, before: Callable[[], None] | None = None) -> None:
-        hook = getattr(self._hooks, name)
+        hook = getattr(self._callback_list, name)
 
         def watched(*arguments: Any, **named: Any) -> None:
             # fit has read it, and a callback that raises must not leave it to a later fit
@@ -189,7 +192,7 @@ class _Seam:
                 self._leaves(error)
                 raise
 
-        self._wrap(self._hooks, name, watched)
+        self._wrap(self._callback_list, name, watched)
 
     def _watch_validation(self) -> None:
         """Fit makes its iterator over validation data at the first validation."""
@@ -202,11 +205,11 @@ class _Seam:
 
     def _epoch_trained(self) -> None:
         self._in_step = False
-        self._controller.epoch_trained()
+        self._listener.epoch_trained()
 
     def _leaves(self, error: BaseException) -> None:
         in_step, self._in_step = self._in_step, False
-        self._controller.on_exception(error, in_step=in_step)
+        self._listener.on_exception(error, in_step=in_step)
 
 
 class _Watched:

@@ -16,7 +16,7 @@ import xxhash
 
 from keras_dist_callbacks._compat import tensorboard_state
 from keras_dist_callbacks.base.errors import BackupError
-from keras_dist_callbacks.base.process_runs import runs_of
+from keras_dist_callbacks.base.process_runs import fits_of
 
 _EMPTY: dict[str, Any] = {"epoch": [], "history": {}}
 
@@ -26,20 +26,20 @@ def note_end(model: Any) -> None:
     ended = getattr(model, "history", None)
     if ended is None:  # a CallbackList of the user's
         return
-    runs_of(model).histories.append({"epoch": list(ended.epoch), "history": dict(ended.history)})
+    fits_of(model).histories.append({"epoch": list(ended.epoch), "history": dict(ended.history)})
 
 
 def get(history: Any) -> dict[str, Any]:
     """Returns the state of a running fit's History, with the Histories of the epochs before that fit."""
     state = {"epoch": history.epoch, "history": history.history}
-    runs = runs_of(history.model)
+    runs = fits_of(history.model)
     before = [fit for fit in runs.histories if fit["epoch"] and fit["epoch"][-1] < runs.asked[0]]
     return {**state, "earlier": before} if before else state
 
 
 def set_back(history: Any, state: dict[str, Any]) -> None:
     """Gives a fit the History of the epochs that it asks for."""
-    runs = runs_of(history.model)
+    runs = fits_of(history.model)
     first, end = runs.asked
     own = {name: state[name] for name in _EMPTY}
     fits = [*state.get("earlier", []), own]

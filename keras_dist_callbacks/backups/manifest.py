@@ -14,9 +14,9 @@ from typing import Annotated, Any, TypedDict
 import msgspec
 
 from keras_dist_callbacks.backups import findings
-from keras_dist_callbacks.backups.codec import tensor_bytes
 from keras_dist_callbacks.backups.findings import FINDINGS
 from keras_dist_callbacks.backups.names import blob_generation
+from keras_dist_callbacks.backups.packing import tensor_bytes
 from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, Format, checked
 from keras_dist_callbacks.backups.snapshot import JSON, VARIABLES, Manifest
 from keras_dist_callbacks.base.errors import DamagedBackupError, KdcError

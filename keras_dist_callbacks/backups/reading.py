@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from keras_dist_callbacks.backups.codec import dtype_of, raw_bytes, tensor_bytes
+from keras_dist_callbacks.backups.packing import dtype_of, raw_bytes, tensor_bytes
 from keras_dist_callbacks.backups.record_io import read_verified
 from keras_dist_callbacks.backups.snapshot import BlobInfo, TensorInfo
 from keras_dist_callbacks.base.errors import BackupError, DamagedBackupError

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 
-from keras_dist_callbacks.backups.codec import Blob
+from keras_dist_callbacks.backups.packing import Blob
 from keras_dist_callbacks.backups.snapshot import BlobInfo
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.storage.transfer import has_content

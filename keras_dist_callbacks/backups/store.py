@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from keras_dist_callbacks.backups import names, owner_records, record_io
-from keras_dist_callbacks.backups.codec import Blob
 from keras_dist_callbacks.backups.manifest import check_topics, decode_manifest, encode_manifest
 from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, WITNESS, owner_name
+from keras_dist_callbacks.backups.packing import Blob
 from keras_dist_callbacks.backups.reading import Allocate, check_sizes, read_tensors, verify_tensors
 from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, read_verified
 from keras_dist_callbacks.backups.snapshot import BlobInfo, CommitId, Manifest, TensorInfo, WorkerState

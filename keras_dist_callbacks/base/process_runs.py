@@ -45,7 +45,7 @@ class Ended(NamedTuple):
 
 
 @dataclass
-class RunsIn:
+class FitsIn:
     """The fits with one backup directory.
 
     Attributes:
@@ -66,7 +66,7 @@ class RunsIn:
 
 
 @dataclass
-class RunsOf:
+class FitsOf:
     """The fits of one model; dictionaries are by backup directory.
 
     Attributes:
@@ -102,8 +102,8 @@ class ProcessRuns(Shared):
         rehearsed: How many fits were rehearsed.
     """
 
-    places: dict[str, RunsIn] = field(default_factory=dict)
-    models: MutableMapping[Any, RunsOf] = field(default_factory=WeakKeyDictionary)
+    places: dict[str, FitsIn] = field(default_factory=dict)
+    models: MutableMapping[Any, FitsOf] = field(default_factory=WeakKeyDictionary)
     passes: MutableMapping[Any, int] = field(default_factory=WeakKeyDictionary)
     skipped: MutableMapping[Any, int] = field(default_factory=WeakKeyDictionary)
     findings: dict[Any, None] = field(default_factory=dict)
@@ -111,14 +111,14 @@ class ProcessRuns(Shared):
     rehearsed: int = 0
 
 
-def runs_in(directory: str) -> RunsIn:
+def fits_in(directory: str) -> FitsIn:
     """Returns the fits with a backup directory."""
-    return shared(ProcessRuns).places.setdefault(directory, RunsIn(directory))
+    return shared(ProcessRuns).places.setdefault(directory, FitsIn(directory))
 
 
-def runs_of(model: Any) -> RunsOf:
+def fits_of(model: Any) -> FitsOf:
     """Returns the fits of a model."""
-    return shared(ProcessRuns).models.setdefault(model, RunsOf())
+    return shared(ProcessRuns).models.setdefault(model, FitsOf())
 
 
 def next_name(kind: str) -> str:

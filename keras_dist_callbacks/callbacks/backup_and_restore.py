@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 import keras
 
-from keras_dist_callbacks._compat import multi_worker, strategies
-from keras_dist_callbacks._compat import running_fit as seam
+from keras_dist_callbacks._compat import multi_worker, running_fit, strategies
 from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.base import static
@@ -34,11 +33,11 @@ from keras_dist_callbacks.options import (
 )
 from keras_dist_callbacks.rehearsal.plan import VARIABLE, Plan, plan_in_force
 from keras_dist_callbacks.run import resume_mode
+from keras_dist_callbacks.run.announcing import announce, reproducibility_advice
 from keras_dist_callbacks.run.engine.committer import EngineOptions
 from keras_dist_callbacks.run.engine.schedule import parse_save_freq
 from keras_dist_callbacks.run.engine.writer import shared_writer
 from keras_dist_callbacks.run.rehearsed_session import RehearsedSession
-from keras_dist_callbacks.run.restored import announce, reproducibility_advice
 from keras_dist_callbacks.run.run import Run
 from keras_dist_callbacks.run.session import FitSession, SessionOptions
 from keras_dist_callbacks.state.callback_state import (
@@ -131,15 +130,15 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
     def set_model(self, model: Any) -> None:
         """Chooses the backup to resume from, and becomes the last callback of the list."""
         super().set_model(model)
-        seam.move_last(self)
-        fit = seam.find_fit(model)
+        running_fit.move_last(self)
+        fit = running_fit.find_fit(model)
         if fit is None:
             return  # a CallbackList that is built before fit, or evaluate() and predict()
-        self._open(fit, seam.callbacks_being_set(self) or [self])
+        self._open(fit, running_fit.callbacks_being_set(self) or [self])
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Claims the directory and restores what was saved between epochs."""
-        fit = seam.find_fit(self.model)
+        fit = running_fit.find_fit(self.model)
         if fit is None:
             raise ConfigError(
                 "BackupAndRestore works only within model.fit(): pass it in a plain list of callbacks, or in a "
@@ -151,14 +150,14 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         self._end_preparation()
         others = [c for c in fit.callback_list.callbacks if c is not self]
         self._cluster.agree(lambda: capture_callbacks(others), "asking callbacks for their state")
-        saved = session.saved
+        saved = session.pending_backup
         session.train_begin(fit.callback_list.callbacks)
         skipped = session.restored is not None and session.restored.is_skipped
-        if session.is_complete and saved is not None and not skipped:
+        if session.runs_no_step and saved is not None and not skipped:
             self._say(
-                resume_mode.finished_message(saved, fit.epochs, deletes=self.delete_checkpoint and session.is_finished)
+                resume_mode.finished_message(saved, fit.epochs, deletes=self.delete_checkpoint and session.is_at_end)
             )
-        if session.restored is None and session.saved is None:  # otherwise the verdict says it
+        if session.restored is None and session.pending_backup is None:  # otherwise the verdict says it
             self._advise(int(fit.model.distribute_strategy.num_replicas_in_sync), session.reasons_of_input)
             origin = static.attribute(self.model, "_kdc_origin")
             warn_of_foreign = functools.partial(resume_mode.warn_of_foreign_backup, self._storage, origin)
@@ -189,7 +188,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         session.train_end()
         self._finished += 1
 
-    def _open(self, fit: seam.RunningFit, callbacks: list[Any]) -> None:
+    def _open(self, fit: running_fit.RunningFit, callbacks: list[Any]) -> None:
         if self._session is not None:
             self._session.close()  # a fit that ended with an exception outside of the training loop
         self._end_preparation()
@@ -199,7 +198,6 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         self._check(fit.model, callbacks, cluster)
         cluster.require_same(self._facts(fit, callbacks), "BackupAndRestore")
         name, plan = next_name("backup"), self._require_plan()
-        runs = seam.still_runs(fit.model)
         run = Run.open(
             self._storage,
             cluster,
@@ -208,7 +206,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
             replace(self._options, keep_all=plan is not None),
             self._shutdown,
             self._say_problem,
-            runs=runs,
+            is_alive=running_fit.still_runs(fit.model),
             strict=self._strict,
         )
         run.engine.prepare()
@@ -222,7 +220,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
             for text in findings.sentences(self._prepared.found):
                 warn(text)
 
-    def _facts(self, fit: seam.RunningFit, callbacks: list[Any]) -> dict[str, str]:
+    def _facts(self, fit: running_fit.RunningFit, callbacks: list[Any]) -> dict[str, str]:
         """Returns what every worker of a cluster must have been given alike."""
         return {
             "the backup directory": self._storage.display(),
@@ -294,7 +292,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
                 self._say(advice)
 
     def _say(self, text: str, level: int = logging.INFO) -> None:
-        say(text, verbose=self.verbose, level=level, after_bar=seam.draws_bar(self.model))
+        say(text, verbose=self.verbose, level=level, after_bar=running_fit.draws_bar(self.model))
 
     def _say_problem(self, text: str) -> None:
         self._say(text, logging.WARNING)

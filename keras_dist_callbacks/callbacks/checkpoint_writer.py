@@ -165,7 +165,7 @@ class CheckpointWriter:
             self._failures += 1
             if self._failures == self._most_failures:
                 raise StorageError(f"{self._failures} files in a row were not saved, the last one: {error}") from error
-            failed = file if self._owner.runs() else None
+            failed = file if self._owner.is_alive() else None
             self._refused[id(error)] = file.what
             raise  # the queue keeps it for `report`, and warns if this fit() has been left
         finally:

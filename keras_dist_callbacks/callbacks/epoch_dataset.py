@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_dist_callbacks._compat import running_fit as seam
+from keras_dist_callbacks._compat import running_fit
 from keras_dist_callbacks.base import validation
 from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
@@ -51,7 +51,7 @@ class EpochDataset(RebuiltOnCopy, keras.callbacks.Callback):
         """
         import tensorflow as tf
 
-        fit = seam.find_fit(self.model)
+        fit = running_fit.find_fit(self.model)
         if fit is None:
             raise ConfigError("EpochDataset works only within model.fit()")
         dataset = self.fn(epoch)

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from keras_dist_callbacks.backups.codec import dtype_of
 from keras_dist_callbacks.backups.findings import FINDINGS
+from keras_dist_callbacks.backups.packing import dtype_of
 from keras_dist_callbacks.backups.snapshot import JSON, VARIABLES, Manifest, WorkerRecord
 from keras_dist_callbacks.base.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.checkpoints import files, retention

@@ -21,7 +21,7 @@ from keras_dist_callbacks.base.terminal import warn
 from keras_dist_callbacks.checkpoints.restore import missing_in_words
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import make_strategy
-from keras_dist_callbacks.run import loading, model_export
+from keras_dist_callbacks.run import load_backup, model_export
 from keras_dist_callbacks.storage import temporary
 
 _GIVE = "Give SidecarEvaluator a compiled model"
@@ -77,8 +77,8 @@ class EvaluatedModel:
         if not self._given:
             self._make(model_export.architecture_json(saved.tensors, shown, _GIVE), shown)
         with self._model.distribute_strategy.scope():
-            left = loading.apply(self._model, saved, Cluster())
-        self._say_once(loading.missing_in_words(left) if left else "")
+            left = load_backup.apply(self._model, saved, Cluster())
+        self._say_once(load_backup.missing_in_words(left) if left else "")
 
     def weights_digest(self) -> str:
         """Returns a digest of the weights, by which the same model under another name is known."""
@@ -118,7 +118,7 @@ class EvaluatedModel:
         if self._model is None or config != self._config:
             with _strategy().scope():
                 model = model_export.model_of(config, shown, _GIVE)
-            loading.require_built(model)
+            load_backup.require_built(model)
             self._keep(model, config, shown)
 
     def _keep(self, model: Any, config: str, shown: str) -> None:
@@ -154,7 +154,7 @@ def check_model(model: Any) -> None:
         return
     if not isinstance(model, keras.Model):
         raise ConfigError(f"model must be a keras.Model, or None, got a value of the type {type(model).__name__}")
-    loading.require_built(model)
+    load_backup.require_built(model)
     if not model.compiled:
         raise ConfigError("the model is not compiled, so it has no loss and no metrics: call model.compile(...) first")
 

@@ -35,13 +35,13 @@ from keras_dist_callbacks.options import (
 from keras_dist_callbacks.rehearsal import records
 from keras_dist_callbacks.rehearsal.plan import plan_in_force
 from keras_dist_callbacks.run import resume_mode
+from keras_dist_callbacks.run.announcing import announce
 from keras_dist_callbacks.run.engine.committer import EngineOptions
 from keras_dist_callbacks.run.engine.schedule import parse_save_freq
-from keras_dist_callbacks.run.restored import announce
 from keras_dist_callbacks.run.run import Run
-from keras_dist_callbacks.state.facts.part import changes_of_run, describe_run
+from keras_dist_callbacks.state.facts.script_facts import changes_of_run, describe_run
 from keras_dist_callbacks.state.loop_parts import LoopParts
-from keras_dist_callbacks.state.part import arrived, snapshot_of
+from keras_dist_callbacks.state.part import moment_of_arrival, snapshot_of
 from keras_dist_callbacks.state.progress import StepCounter
 from keras_dist_callbacks.state.training_objects import NotCopyable, TrainingObjects, require_loop, user_state
 
@@ -152,7 +152,7 @@ class Checkpointer(NotCopyable):
             EngineOptions(double_checkpoint, verbose > 0, write),
             shutdown,
             functools.partial(self._say, level=logging.WARNING),
-            runs=_is_alive(self),
+            is_alive=_is_alive(self),
             strict=validation.check("strict", strict, bool | Literal["certain"]),
         )
         self._facts = {"save_freq": repr(save_freq), "save_before_preemption": str(shutdown.save_before_preemption)}
@@ -194,7 +194,7 @@ class Checkpointer(NotCopyable):
         for part in self._parts:
             part.check(backup.of(part.name))
         for part in self._parts:
-            found += part.restore(backup.of(part.name), arrived(position))
+            found += part.restore(backup.of(part.name), moment_of_arrival(position))
         self._count.resume(position)
         self._count.skip_to(position.batch)
         run.schedule.begin(position.step)

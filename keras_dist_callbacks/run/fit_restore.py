@@ -2,8 +2,8 @@
 
 In the order of calls: `decide` (whether the backup is this fit's, and what it means); `begin` (the epoch that fit
 begins with; all parts check; those that do not belong to the interrupted epoch restore); `begin_epoch` (random states,
-before any `on_epoch_begin`); `enter_epoch` (the batches that were trained are read and dropped, then all other parts
-restore); `findings` (what the verdict is made of).
+and what hooks of the user's may read in `on_epoch_begin`: all of that is put back once more later); `enter_epoch` (the
+batches that were trained are read and dropped, then all other parts restore); `findings` (what the verdict is made of).
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from keras_dist_callbacks._compat import building, replay
-from keras_dist_callbacks._compat import running_fit as seam
+from keras_dist_callbacks._compat import building, replay, running_fit
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.findings import Finding, sentences
 from keras_dist_callbacks.backups.snapshot import JSON, CommitId, WorkerState
 from keras_dist_callbacks.base.errors import BackupError, BackupMismatchError
 from keras_dist_callbacks.base.process import shared
-from keras_dist_callbacks.base.process_runs import ProcessRuns, RunsIn, runs_of
+from keras_dist_callbacks.base.process_runs import FitsIn, ProcessRuns, fits_of
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.run import loading, resume_mode
+from keras_dist_callbacks.run import load_backup, resume_mode
 from keras_dist_callbacks.run.engine.schedule import Schedule
 from keras_dist_callbacks.run.resume_mode import FIT_TOPIC
 from keras_dist_callbacks.state.compiled_model import Built, build
-from keras_dist_callbacks.state.facts.part import changes_of_run
+from keras_dist_callbacks.state.facts.script_facts import changes_of_run
 from keras_dist_callbacks.state.fit_parts import FitParts
 from keras_dist_callbacks.state.part import Moment, Part
 
@@ -53,7 +52,7 @@ class Resume:
     """The backup that a fit resumes from.
 
     Attributes:
-        commit: Its name.
+        commit: Its id.
         saved: Its content.
         mode: What it means for this fit; None until that is decided.
         is_pending: It is not restored yet.
@@ -70,7 +69,7 @@ class Resume:
         return self.mode not in (Mode.SKIP, Mode.COMPLETE)
 
 
-def is_built_later(fit: seam.RunningFit, saved: WorkerState) -> bool:
+def is_built_later(fit: running_fit.RunningFit, saved: WorkerState) -> bool:
     """Returns whether the interrupted epoch is the first one, in which a model that is not built is traced again."""
     position, first, model = saved.position, saved.state.get("input/first_epoch"), fit.model
     is_first = position.kind == "within" and position.epoch == first
@@ -85,7 +84,7 @@ class FitRestore:
         fit: The running fit.
         parts: Those of its state.
         this_fit: What distinguishes it from other fits in the same directory.
-        runs: Those.
+        runs: What this process knows of the fits in the directory.
         cluster: The workers.
         schedule: When to save; it begins at the restored step.
     """
@@ -93,10 +92,10 @@ class FitRestore:
     def __init__(
         self,
         resume: Resume,
-        fit: seam.RunningFit,
+        fit: running_fit.RunningFit,
         parts: FitParts,
         this_fit: dict[str, JSON],
-        runs: RunsIn,
+        runs: FitsIn,
         cluster: Cluster,
         schedule: Schedule,
     ) -> None:
@@ -120,7 +119,7 @@ class FitRestore:
             BackupMismatchError: It is that of another fit. Nothing was changed.
         """
         resume, saved, fit, cluster = self._resume, self._resume.saved, self._this_fit, self._cluster
-        is_finished, left = resume_mode.is_finished(saved, fit["epochs"]), self._runs.left
+        leaves_no_step, left = resume_mode.leaves_no_step(saved, fit["epochs"]), self._runs.left
         is_left = left.generation == resume.commit.generation  # by an earlier fit of this process
         is_of_model = left.model() is self._fit.model
         facts, described = self._parts.facts, saved.of(self._parts.facts.name)
@@ -132,7 +131,7 @@ class FitRestore:
                 seed,
                 is_same=facts.is_same(described) and saved.info.get("seed") == seed,
                 other_rows=lambda: keeps_rows and facts.has_other_rows(described),
-                left_by_other_model=is_left and not is_of_model and is_finished,
+                left_by_other_model=is_left and not is_of_model and leaves_no_step,
             ),
             "finding the fit of a backup",
         )
@@ -142,7 +141,7 @@ class FitRestore:
             raise BackupMismatchError(message)
         fit.update(number=number, first=first)
         is_of_later = resume_mode.is_of_later_fit(saved, fit)
-        if is_finished:
+        if leaves_no_step:
             # A later fit may have had another model, such as one of which more layers are trained.
             fits = not is_of_later or all(cluster.gather(self._fits(), "whether a model fits to a backup"))
             resume.mode = Mode.COMPLETE if fits else Mode.SKIP
@@ -207,7 +206,7 @@ class FitRestore:
             return act()
         facts = self._parts.facts
         described = self._resume.saved.of(facts.name)
-        facts.check(described)  # before the others: it says more than that some variable is missing
+        facts.check(described)  # also before all others: it says more than that some variable is missing
         try:
             return act()
         except BackupError as error:
@@ -237,17 +236,17 @@ class FitRestore:
             return []
         if position.kind != "end":
             # Its History is that of all its epochs, whatever it is asked to begin with now.
-            runs_of(fit.model).asked = saved.state[FIT_TOPIC]["initial_epoch"], fit.epochs
+            fits_of(fit.model).asked = saved.state[FIT_TOPIC]["initial_epoch"], fit.epochs
         found = self._restore(Moment.START)
         self._resume.is_pending = position.kind == "within"  # then most follows in `enter_epoch`
         return found
 
     def _drop_trained_batches(self, steps: Iterator[tuple[int, int, Any]]) -> list[Finding]:
         batch, fit = self._resume.saved.position.batch, self._fit
-        found = self._restore(Moment.EPOCH)
+        found = self._restore(Moment.ENTERED)
         replay.drop_steps(steps, batch, fit, may_end=bool(self._parts.input.reasons))
         self._parts.progress.count.skip_to(batch)
-        return found + self._restore(Moment.STEP)
+        return found + self._restore(Moment.ARRIVED)
 
     def begin_epoch(self) -> None:
         """The interrupted epoch begins, before any `on_epoch_begin`."""
@@ -290,7 +289,7 @@ class FitRestore:
             if not self._is_of_another_optimizer(part):
                 raise
         with self._fit.model.distribute_strategy.scope():
-            loading.apply(self._fit.model, self._resume.saved, self._cluster)
+            load_backup.apply(self._fit.model, self._resume.saved, self._cluster)
         self._parts.variables.forget()
         self._parts.compile.is_not_restored = True
         return [Finding("as-compiled")]
@@ -300,5 +299,5 @@ class FitRestore:
         fit, saved = self._fit, self._resume.saved
         build(fit, Built.of(saved))
         with fit.model.distribute_strategy.scope():
-            loading.apply(fit.model, saved, self._cluster)
+            load_backup.apply(fit.model, saved, self._cluster)
         return []

@@ -21,7 +21,7 @@ from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.base import errors
 from keras_dist_callbacks.base.errors import ConfigError, KdcError
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.run import loading
+from keras_dist_callbacks.run import load_backup
 from keras_dist_callbacks.state.variables import saved_names
 from keras_dist_callbacks.storage.storage import Storage
 
@@ -87,8 +87,8 @@ def export(request: Mapping[str, Any]) -> dict[str, Any]:
     store = BackupStore(Storage.open(request["directory"], request["storage_options"]))
     commit, saved = select_backup.find_backup(store, request["commit"], Cluster().num_workers)
     model = _model_of(request["model"], saved)
-    loading.require_built(model)
-    loading.apply(model, saved, Cluster())
+    load_backup.require_built(model)
+    load_backup.apply(model, saved, Cluster())
     if request["out"].endswith(".weights.h5"):
         model.save_weights(request["out"])
     else:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from keras_dist_callbacks._compat import running_fit as seam
+from keras_dist_callbacks._compat import running_fit
 from keras_dist_callbacks._compat.shortened import most_batches, shorten
 from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups.snapshot import WorkerState
@@ -38,7 +38,7 @@ class RehearsedSession(FitSession):
         plan: The plan in force.
     """
 
-    def __init__(self, fit: seam.RunningFit, run: Run, options: SessionOptions, plan: Plan) -> None:
+    def __init__(self, fit: running_fit.RunningFit, run: Run, options: SessionOptions, plan: Plan) -> None:
         shorten(fit.epoch_iterator, plan.steps)
         self._plan = plan
         self._epochs = range(fit.initial_epoch, min(fit.epochs, fit.initial_epoch + plan.epochs))

@@ -11,7 +11,7 @@ from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.findings import FINISHED, Finding
 from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
 from keras_dist_callbacks.base.process import shared
-from keras_dist_callbacks.base.process_runs import ProcessRuns, RunsIn
+from keras_dist_callbacks.base.process_runs import FitsIn, ProcessRuns
 from keras_dist_callbacks.base.terminal import warn
 from keras_dist_callbacks.checkpoints import files, foreign
 from keras_dist_callbacks.storage.storage import Storage
@@ -34,7 +34,7 @@ WHY_OF_ANOTHER = {
 """What shows that a backup is that of another fit, and the sentence for it."""
 
 
-def describe_fit(runs: RunsIn, fit: RunningFit) -> dict[str, JSON]:
+def place_in_script(runs: FitsIn, fit: RunningFit) -> dict[str, JSON]:
     """Returns what distinguishes one fit of a process from another in the same directory."""
     number = runs.last.number + 1
     first = runs.last.first if runs.last.model() is fit.model else number
@@ -51,7 +51,7 @@ def is_of_later_fit(saved: WorkerState, fit: Mapping[str, JSON]) -> bool:
 
     Args:
         saved: The backup.
-        fit: Describes this fit.
+        fit: As of `place_in_script`.
     """
     return bool(saved.state.get(FIT_TOPIC, fit)["number"] > fit["number"])
 
@@ -71,7 +71,7 @@ def match(
 
     Args:
         saved: The backup.
-        fit: Describes this fit.
+        fit: As of `place_in_script`.
         seed: The global seed now.
         is_same: Whether the fit that saved the backup was given the same.
         other_rows: Whether the input begins with other rows.
@@ -94,7 +94,7 @@ def match(
         why = "later-model", str(of_backup + 1), str(number + 1)
     elif left_by_other_model:
         why = ("other-model",)
-    elif not first_of_backup == of_backup <= number or not (number == first or is_finished(saved, fit["epochs"])):
+    elif not first_of_backup == of_backup <= number or not (number == first or leaves_no_step(saved, fit["epochs"])):
         pass  # in a row of fits of one model, the number decides
     elif None not in (was, seed) and was != seed:
         why = "seed", str(was), str(seed)
@@ -149,7 +149,7 @@ def warn_of_shared_directory(directory: str, fit: Mapping[str, JSON], *, deletes
         )
 
 
-def is_finished(saved: WorkerState, epochs: int) -> bool:
+def leaves_no_step(saved: WorkerState, epochs: int) -> bool:
     """Whether a backup leaves a fit of so many epochs nothing to do: its run has ended, or is further already."""
     position = saved.position
     if position.kind == "end" and (position.epoch >= epochs or saved.state["progress/stop_training"]):
@@ -159,7 +159,7 @@ def is_finished(saved: WorkerState, epochs: int) -> bool:
 
 def has_ended(saved: WorkerState, epochs: int) -> bool:
     """Returns whether a backup is the end of a training of so many epochs, or of one that stopped before."""
-    return is_finished(saved, epochs) and saved.position.kind == "end" and saved.position.epoch <= epochs
+    return leaves_no_step(saved, epochs) and saved.position.kind == "end" and saved.position.epoch <= epochs
 
 
 def finished_message(saved: WorkerState, epochs: int, *, deletes: bool) -> str:
@@ -173,7 +173,7 @@ def finished_message(saved: WorkerState, epochs: int, *, deletes: bool) -> str:
     return f"No step is run: {why}, and the backup is at {position}; {what}"
 
 
-def of_finished(runs: RunsIn, saved: WorkerState, changes: Collection[Finding]) -> list[Finding]:
+def of_finished(runs: FitsIn, saved: WorkerState, changes: Collection[Finding]) -> list[Finding]:
     """Why a fit that runs no step may not be what the user wants; nothing if it looks like a job that was run again."""
     detail = (runs.directory, str(saved.position))
     if runs.has_trained:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal, Self
 
@@ -12,10 +13,10 @@ from keras_dist_callbacks.base.progress_file import progress_file
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.coordinated_stop import StopRequest
 from keras_dist_callbacks.options import ShutdownOptions
+from keras_dist_callbacks.run.announcing import agreed_restored, carried, require
 from keras_dist_callbacks.run.engine.committer import EngineOptions
 from keras_dist_callbacks.run.engine.engine import BackupEngine
 from keras_dist_callbacks.run.engine.schedule import SavePolicy, Schedule
-from keras_dist_callbacks.run.restored import agree_on_all, carried, require
 from keras_dist_callbacks.run.shutdown.controller import ShutdownController
 from keras_dist_callbacks.storage.storage import Storage
 
@@ -67,7 +68,7 @@ class Run:
         shutdown: ShutdownOptions,
         tell: Callable[[str], None],
         *,
-        runs: Callable[[], bool],
+        is_alive: Callable[[], bool],
         strict: bool | Literal["certain"],
     ) -> Self:
         """Returns a run that has done nothing yet.
@@ -80,13 +81,13 @@ class Run:
             options: How backups are written.
             shutdown: What ends the run early, and what is done then.
             tell: Prints a line, on the chief.
-            runs: Whether the run has not ended, to be asked in any thread.
+            is_alive: Whether the run has not ended, to be asked in any thread.
             strict: As in `BackupAndRestore`.
 
         Raises:
             ConfigError: `peer_timeout` is over before the loss of a worker is known.
         """
-        engine = BackupEngine.open(storage, cluster, name, options, runs)
+        engine = BackupEngine.open(storage, cluster, name, options, is_alive)
         return cls(engine, ShutdownController(shutdown, engine, tell), Schedule(policy, cluster), strict=strict)
 
     @property
@@ -106,7 +107,7 @@ class Run:
         """Returns what was restored, and whether it is exact, the same on every worker.
 
         Args:
-            commit: Its name.
+            commit: Its id.
             position: Where it was taken.
             found: What this worker has found.
             is_skipped: Whether a later fit saved it.
@@ -115,7 +116,7 @@ class Run:
         Raises:
             BackupMismatchError: It is not as `strict` wants it.
         """
-        self.restored = agree_on_all(
+        self.restored = agreed_restored(
             self.engine.directory, commit.name, position, found, self.cluster, is_skipped=is_skipped
         )
         require(self.restored, self._strict)
@@ -129,7 +130,18 @@ class Run:
             step: Batches trained.
             take: Captures this worker's state.
         """
-        self.schedule.save_when_due(step, self.engine, take)
+        engine, schedule = self.engine, self.schedule
+
+        def timed() -> Snapshot:
+            began = time.perf_counter()
+            snapshot = take()
+            schedule.taken(time.perf_counter() - began)
+            return snapshot
+
+        if schedule.due(step, engine.writing, waits=engine.waits):
+            engine.save(timed)
+        elif schedule.every is not None and schedule.is_late:
+            engine.note_late(step, schedule.every)
 
     def exit_if_requested(self, request: StopRequest | None, take: Callable[[], Snapshot]) -> None:
         """Leaves with what was trained, if a worker was asked to.

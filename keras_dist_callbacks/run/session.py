@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from keras_dist_callbacks._compat import building, keras_callbacks, variables
-from keras_dist_callbacks._compat import running_fit as seam
+from keras_dist_callbacks._compat import building, keras_callbacks, running_fit, variables
 from keras_dist_callbacks._compat.fit_hooks import control
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.findings import Finding, sentences
@@ -16,7 +15,7 @@ from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.backups.snapshot import Snapshot, WorkerState
 from keras_dist_callbacks.base.errors import BackupError, ConfigError
 from keras_dist_callbacks.base.process import shared
-from keras_dist_callbacks.base.process_runs import Ended, ProcessRuns, reference, runs_in, runs_of
+from keras_dist_callbacks.base.process_runs import Ended, ProcessRuns, fits_in, fits_of, reference
 from keras_dist_callbacks.base.progress_file import Phase
 from keras_dist_callbacks.base.terminal import warn
 from keras_dist_callbacks.cluster.coordinated_stop import StopRequest
@@ -26,7 +25,7 @@ from keras_dist_callbacks.run.fit_restore import FitRestore, Mode, Resume, is_bu
 from keras_dist_callbacks.run.run import Run
 from keras_dist_callbacks.run.shutdown.controller import STOPPED
 from keras_dist_callbacks.state.compiled_model import Built, NotBuiltError, build
-from keras_dist_callbacks.state.facts.part import describe_fit
+from keras_dist_callbacks.state.facts.script_facts import describe_fit
 from keras_dist_callbacks.state.fit_parts import FitParts
 from keras_dist_callbacks.state.inputs import order
 from keras_dist_callbacks.state.missed_hooks import missed_hooks
@@ -66,12 +65,12 @@ class FitSession:
         run: As given.
     """
 
-    def __init__(self, fit: seam.RunningFit, run: Run, options: SessionOptions) -> None:
-        runs_of(fit.model).asked = fit.initial_epoch, fit.epochs
+    def __init__(self, fit: running_fit.RunningFit, run: Run, options: SessionOptions) -> None:
+        fits_of(fit.model).asked = fit.initial_epoch, fit.epochs
         run.reported.begin_fit(run.engine.directory)
         self._fit, self.run, self._options = fit, run, options
-        self._runs = runs_in(run.engine.directory)
-        self._this_fit = resume_mode.describe_fit(self._runs, fit)
+        self._runs = fits_in(run.engine.directory)
+        self._this_fit = resume_mode.place_in_script(self._runs, fit)
         self._resume: Resume | None = None
         self._request: StopRequest | None = None  # to leave, as soon as the step is over
         self._trained: Snapshot | None = None  # after an epoch's last step, until the next one begins
@@ -89,29 +88,30 @@ class FitSession:
         return self.run.restored
 
     @property
-    def saved(self) -> WorkerState | None:
+    def pending_backup(self) -> WorkerState | None:
         """The backup that was found and is not restored yet."""
         return self._resume.saved if self._resume is not None and self._resume.is_pending else None
 
     @property
-    def is_complete(self) -> bool:
+    def runs_no_step(self) -> bool:
         """Whether the backup leaves this fit nothing to do: no step is run, and nothing is written."""
         return self._resume is not None and not self._resume.runs_steps
 
     @property
-    def is_finished(self) -> bool:
+    def is_at_end(self) -> bool:
         """Whether the backup is the end of the training that this fit asks for, the same on every worker."""
         ended = self._resume is not None and self._restore.has_ended
         return ended and self.restored is not None and self.restored.verdict != "not exact"
 
-    # --- events of fit, in their order
+    # --- events of fit, in their order: from the callback `pick`, `train_begin`, `epoch_begin`, `validation_begin` and
+    # `_end`, `epoch_end` and `train_end`; from between the steps (`FitHooks`) all others
 
     def pick(self) -> WorkerState | None:
         """Chooses and reads the newest backup, before any callback's `on_train_begin`."""
         picked = self.run.engine.pick(variables.empty)
         if picked is not None:
             self._resume = Resume(picked[0], require_fit(picked[1]))
-        return self.saved
+        return self.pending_backup
 
     def train_begin(self, callbacks: Sequence[Any]) -> None:
         """After every other callback's `on_train_begin`: claims the directory and restores."""
@@ -136,7 +136,7 @@ class FitSession:
                 self.run.engine.directory, self._this_fit, deletes=self._options.deletes
             )
             parts.input.passes.begin_without_backup()
-        if not self.is_complete:
+        if not self.runs_no_step:
             self.run.engine.claim(self.run.description)
         self._undo = control(self._fit, self)
         if self._resume is not None:
@@ -145,7 +145,7 @@ class FitSession:
                 self.run.earlier = verdict.found_in(self._resume.saved, verdict.LASTING)
             if not self._resume.is_pending:
                 self._report(self._resume)
-        if not self.is_complete:
+        if not self.runs_no_step:
             self.run.shutdown.begin()
 
     def _begin_restore(self, restore: FitRestore) -> None:
@@ -157,7 +157,7 @@ class FitSession:
 
     def _make_order_repeatable(self) -> None:
         """The seed of all orders that the global one does not fix is drawn once for a directory, then kept."""
-        if self.is_complete:
+        if self.runs_no_step:
             return
         orders, saved = self._parts.input.order, None if self._resume is None else self._resume.saved.of("input")
         known = (order.seed_of(saved), self._runs.seed, secrets.randbits(63))
@@ -183,7 +183,7 @@ class FitSession:
 
     def before_epoch(self) -> bool:
         """Before any `on_epoch_begin`, which may draw: in the interrupted epoch, as it did then; whether this is it."""
-        if self.saved is None:
+        if self.pending_backup is None:
             self._parts.random_at_epoch.note_begun()
             return False
         self._restore.begin_epoch()
@@ -192,9 +192,10 @@ class FitSession:
     def epoch_begin(self, epoch: int) -> None:
         """The epoch loop is running."""
         self._fit.clear_initial_epoch()
-        if self.saved is not None and epoch != self.saved.position.epoch:
+        saved = self.pending_backup
+        if saved is not None and epoch != saved.position.epoch:
             raise ConfigError(
-                f"the backup is from epoch {self.saved.position.epoch}, but fit() begins at epoch {epoch}: give fit() "
+                f"the backup is from epoch {saved.position.epoch}, but fit() begins at epoch {epoch}: give fit() "
                 "the same initial_epoch as before (the backup is unchanged)"
             )
         self._parts.input.begin_epoch(epoch)
@@ -297,15 +298,15 @@ class FitSession:
         self._runs.given[self._given] += 1
         number, first = self._this_fit["number"], self._this_fit["first"]
         self._runs.last = Ended(number, first, reference(self._fit.model), reference(self._fit.input))
-        if self._resume is not None and self.is_complete:
-            if delete and self.is_finished:
+        if self._resume is not None and self.runs_no_step:
+            if delete and self.is_at_end:
                 self.run.engine.claim(self.run.description)
                 self.run.engine.delete_finished(self._resume.commit.name)
             self.run.cluster.leave("end of fit")
             self.close()
             return
-        if self.saved is not None:
-            raise BackupError(f"fit() ended before it reached {self.saved.position}; the backup is unchanged")
+        if self.pending_backup is not None:
+            raise BackupError(f"fit() ended before it reached {self.pending_backup.position}; the backup is unchanged")
         self._trained = None
         self._request = self.run.shutdown.pending_at_end()
         self._exit_if_requested(lambda: self._capture("end"))
@@ -317,7 +318,7 @@ class FitSession:
 
     def on_exception(self, error: BaseException, *, in_step: bool) -> None:
         """An exception leaves fit: what is known of training is committed before it is raised on."""
-        known = not in_step and self.saved is None and not self.is_complete
+        known = not in_step and self.pending_backup is None and not self.runs_no_step
         try:
             step = self._progress.count.step
             self.run.shutdown.on_exception(error, step, lambda: self._at_exception(error) if known else None)

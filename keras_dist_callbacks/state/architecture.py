@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_dist_callbacks._compat.model_config import as_json, compilation
 from keras_dist_callbacks.backups.snapshot import Piece, Position, SharedArray, SharedTensor
-from keras_dist_callbacks.base.process_runs import reference, runs_of
+from keras_dist_callbacks.base.process_runs import fits_of, reference
 from keras_dist_callbacks.state.part import Part
 
 
@@ -34,13 +34,13 @@ class Architecture(Part):
 
 def _architecture_tensor(model: Any) -> dict[str, SharedTensor]:
     """Returns the model's JSON as bytes; nothing where Keras has none. Asked for once for each `compile()`."""
-    compiled, found = runs_of(model).architecture
+    compiled, found = fits_of(model).architecture
     if found is None or compiled() is not compilation(model):
         text = as_json(model)
         if text is not None and _holds_code(json.loads(text)):
             text = None  # nothing would make a model from it without running what a file holds
         found = {} if text is None else {"json": SharedArray(np.frombuffer(text.encode(), np.uint8))}
-        runs_of(model).architecture = reference(compilation(model)), found
+        fits_of(model).architecture = reference(compilation(model)), found
     return found
 
 

@@ -22,7 +22,7 @@ from keras_dist_callbacks.base.errors import BackupError, BackupMismatchError, C
 from keras_dist_callbacks.base.process import Shared, shared
 from keras_dist_callbacks.state.inputs.sources import is_stateless
 from keras_dist_callbacks.state.own_values import from_json, to_json
-from keras_dist_callbacks.state.part import Moment, Part, arrived
+from keras_dist_callbacks.state.part import Moment, Part, moment_of_arrival
 
 GetState = Callable[[Any], dict[str, Any]]
 SetState = Callable[[Any, dict[str, Any]], None]
@@ -213,7 +213,7 @@ class CallbackStates(Part):
 
     def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
         """Returns what did not match."""
-        return self._found if moment is arrived(saved.position) else []
+        return self._found if moment is moment_of_arrival(saved.position) else []
 
 
 def capture_callbacks(callbacks: Iterable[Any]) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:

@@ -11,7 +11,7 @@ from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.snapshot import VARIABLES, Piece, Position, Saved, WorkerState
 from keras_dist_callbacks.base.errors import BackupMismatchError
-from keras_dist_callbacks.state.part import Moment, Part, arrived
+from keras_dist_callbacks.state.part import Moment, Part, moment_of_arrival
 from keras_dist_callbacks.state.step_variables import CapturedVariables, names_of_step
 from keras_dist_callbacks.state.variables import ModelVariables, saved_names
 
@@ -76,7 +76,7 @@ class CompiledModel(Part):
 
     def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
         """Builds what the interrupted run's first step has built."""
-        if moment is arrived(saved.position):
+        if moment is moment_of_arrival(saved.position):
             build(self._fit, Built(*self._variables.saved_names, self._step.saved_names))
         return []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from keras_dist_callbacks._compat import environment
 from keras_dist_callbacks.backups.findings import Finding, made
 from keras_dist_callbacks.backups.snapshot import Piece, Position, Saved
-from keras_dist_callbacks.state.part import Moment, Part, arrived
+from keras_dist_callbacks.state.part import Moment, Part, moment_of_arrival
 
 
 class Environment(Part):
@@ -22,7 +22,7 @@ class Environment(Part):
 
     def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
         """Returns what is otherwise than it was."""
-        if moment is not arrived(saved.position):
+        if moment is not moment_of_arrival(saved.position):
             return []
         return made(environment.differences(saved.mine.state.get("now") or {}, self._now))
 

@@ -9,16 +9,16 @@ from typing import Any, Self
 from keras_dist_callbacks._compat import building, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON
-from keras_dist_callbacks.base.process_runs import RunsIn
+from keras_dist_callbacks.base.process_runs import FitsIn
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.state.architecture import Architecture
 from keras_dist_callbacks.state.callback_state import CallbackStates
 from keras_dist_callbacks.state.compiled_model import CompiledModel
 from keras_dist_callbacks.state.environment import Environment
-from keras_dist_callbacks.state.facts.part import ScriptFacts
+from keras_dist_callbacks.state.facts.script_facts import ScriptFacts
 from keras_dist_callbacks.state.inputs.position import DataPosition
 from keras_dist_callbacks.state.own_objects.input_objects import InputState
-from keras_dist_callbacks.state.own_objects.part import UserState
+from keras_dist_callbacks.state.own_objects.user_state import UserState
 from keras_dist_callbacks.state.part import Part
 from keras_dist_callbacks.state.progress import Progress
 from keras_dist_callbacks.state.random_states import RandomStates, RandomStatesAtEpoch
@@ -53,7 +53,7 @@ class FitParts:
         cluster: Cluster,
         directory: str,
         this_fit: Mapping[str, JSON],
-        runs: RunsIn,
+        runs: FitsIn,
         *,
         read_again: bool,
         shown: bool,
@@ -66,7 +66,7 @@ class FitParts:
             cluster: This worker's place.
             directory: The backup directory, as it is shown.
             this_fit: What distinguishes it from other fits in this directory.
-            runs: Those.
+            runs: What this process knows of the fits in the directory.
             read_again: As in `BackupAndRestore`: `reread_input`.
             shown: Whether a bar may be drawn.
         """

@@ -12,9 +12,9 @@ from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.snapshot import Piece, Position, Saved, SharedTensor
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.state.environment import Environment
-from keras_dist_callbacks.state.epoch_begin import EpochBegin, update
-from keras_dist_callbacks.state.facts.part import LoopFacts
+from keras_dist_callbacks.state.facts.script_facts import LoopFacts
 from keras_dist_callbacks.state.inputs.loop import LoopInput
+from keras_dist_callbacks.state.loop_epoch_begin import EpochBegin, update
 from keras_dist_callbacks.state.own_values import from_json, to_json
 from keras_dist_callbacks.state.part import Moment, Part
 from keras_dist_callbacks.state.random_states import RandomStates

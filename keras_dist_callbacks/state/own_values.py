@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from keras_dist_callbacks.backups.codec import dtype_of
+from keras_dist_callbacks.backups.packing import dtype_of
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor
 from keras_dist_callbacks.base import static
 from keras_dist_callbacks.base.errors import BackupError

@@ -16,24 +16,24 @@ class Moment(enum.Enum):
     Attributes:
         START: Before the first epoch.
         EPOCH_BEGIN: The interrupted epoch begins: before any `on_epoch_begin`.
-        EPOCH: It is entered: before its first batch is asked for.
-        STEP: The batches of it that were trained have been dropped.
+        ENTERED: It is entered: before its first batch is asked for.
+        ARRIVED: The batches of it that were trained have been dropped.
     """
 
     START = enum.auto()
     EPOCH_BEGIN = enum.auto()
-    EPOCH = enum.auto()
-    STEP = enum.auto()
+    ENTERED = enum.auto()
+    ARRIVED = enum.auto()
 
 
-def entered(position: Position) -> Moment:
+def moment_of_entry(position: Position) -> Moment:
     """Returns when what was saved as an epoch was entered is put back."""
-    return Moment.EPOCH if position.kind == "within" else Moment.START
+    return Moment.ENTERED if position.kind == "within" else Moment.START
 
 
-def arrived(position: Position) -> Moment:
+def moment_of_arrival(position: Position) -> Moment:
     """Returns when training has come to the place where the backup was taken."""
-    return Moment.STEP if position.kind == "within" else Moment.START
+    return Moment.ARRIVED if position.kind == "within" else Moment.START
 
 
 class Part:
@@ -61,7 +61,9 @@ class Part:
         raise NotImplementedError
 
     def check(self, saved: Saved) -> None:
-        """Looks whether what is saved fits, as far as that can be known before the first epoch; assigns nothing.
+        """Looks whether what is saved fits, as far as that can be known before the first epoch.
+
+        It may keep what it was given for `restore`; of the training's state it assigns nothing.
 
         Raises:
             BackupMismatchError: It does not.
@@ -73,7 +75,7 @@ class Part:
 
     def adopt(self, saved: Saved) -> list[Finding]:
         """The fit is complete already: puts back what the script goes on with. What is found was lost."""
-        return self.restore(saved, arrived(saved.position))
+        return self.restore(saved, moment_of_arrival(saved.position))
 
     def continue_from(self, saved: Saved) -> None:
         """A fit of this process has ended with this backup, and its model is trained further: nothing is put back."""

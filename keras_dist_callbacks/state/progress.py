@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from keras_dist_callbacks._compat import running_fit as seam
+from keras_dist_callbacks._compat import running_fit
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, Saved, SharedTensor
 from keras_dist_callbacks.base import static
 from keras_dist_callbacks.state.own_values import from_json
-from keras_dist_callbacks.state.part import Moment, Part, arrived
+from keras_dist_callbacks.state.part import Moment, Part, moment_of_arrival
 from keras_dist_callbacks.state.variables import jsonable_logs
 
 
@@ -82,7 +82,7 @@ class Progress(Part):
     Args:
         fit: The running fit.
         callbacks: All whose state belongs to training.
-        this_fit: What distinguishes it from others in the same directory, see `resume_mode.describe_fit`.
+        this_fit: What distinguishes it from others in the same directory, see `resume_mode.place_in_script`.
 
     Attributes:
         count: Epochs and batches.
@@ -90,7 +90,7 @@ class Progress(Part):
 
     name = "progress"
 
-    def __init__(self, fit: seam.RunningFit, callbacks: Sequence[Any], this_fit: Mapping[str, JSON]) -> None:
+    def __init__(self, fit: running_fit.RunningFit, callbacks: Sequence[Any], this_fit: Mapping[str, JSON]) -> None:
         self._fit, self._callbacks, self._this_fit = fit, callbacks, this_fit
         self.count = StepCounter()
 
@@ -104,7 +104,7 @@ class Progress(Part):
         }
         arrays: dict[str, SharedTensor] = {}
         if position.kind == "within":
-            topics["logs"] = jsonable_logs(seam.current_logs(model), arrays)
+            topics["logs"] = jsonable_logs(running_fit.current_logs(model), arrays)
         return Piece(topics, arrays)
 
     def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
@@ -112,10 +112,10 @@ class Progress(Part):
 
         Within an epoch, all workers must stop after the same step, which they agree on.
         """
-        if moment is not arrived(saved.position):
+        if moment is not moment_of_arrival(saved.position):
             return []
-        if moment is Moment.STEP:
-            seam.current_logs(self._fit.model).update(from_json(saved.mine.state["logs"], saved.mine.tensors))
+        if moment is Moment.ARRIVED:
+            running_fit.current_logs(self._fit.model).update(from_json(saved.mine.state["logs"], saved.mine.tensors))
         elif saved.mine.state["stop_training"]:
             self._fit.set_initial_epoch(self._fit.epochs)
             self._fit.model.stop_training = True

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from keras_dist_callbacks._compat import rng
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, Saved
-from keras_dist_callbacks.state.part import Moment, Part, arrived
+from keras_dist_callbacks.state.part import Moment, Part, moment_of_arrival
 
 
 class RandomStates(Part):
@@ -28,7 +28,7 @@ class RandomStates(Part):
 
     def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
         """Puts them back; nothing finds out whether something draws afterwards."""
-        if moment is arrived(saved.position):
+        if moment is moment_of_arrival(saved.position):
             self._put_back(saved.mine.state["now"])
         return []
 
@@ -69,7 +69,7 @@ class RandomStatesAtEpoch(Part):
         if moment is Moment.EPOCH_BEGIN:
             self._begun = saved.mine.state.get("begun") or saved.mine.state["entered"]
             rng.restore(self._begun)
-        elif moment is Moment.EPOCH:
+        elif moment is Moment.ENTERED:
             self._entered = saved.mine.state["entered"]
             self._put_back(self._entered)
         return []

@@ -15,7 +15,7 @@ from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.findings import Finding, sentences
 from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, Saved, strip_counters
 from keras_dist_callbacks.base.terminal import first_few, warn
-from keras_dist_callbacks.state.part import Moment, Part, arrived
+from keras_dist_callbacks.state.part import Moment, Part, moment_of_arrival
 
 _TOPIC = "variables"  # names and types of those that the train step holds on to
 
@@ -81,7 +81,7 @@ class CapturedVariables(Part):
 
     def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
         """Finds the same variables in this process and assigns them, all or none; returns that it cannot, if so."""
-        if moment is not arrived(saved.position):
+        if moment is not moment_of_arrival(saved.position):
             return []
         wanted = saved.mine.state.get(_TOPIC) or []
         notes = self._restore_hidden(wanted, saved.mine.tensors) if wanted else []

@@ -23,7 +23,7 @@ from keras_dist_callbacks.base.errors import BackupMismatchError
 from keras_dist_callbacks.base.terminal import first_few
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.state.own_values import to_json
-from keras_dist_callbacks.state.part import Moment, Part, arrived
+from keras_dist_callbacks.state.part import Moment, Part, moment_of_arrival
 
 Array = np.ndarray[Any, Any]
 _METRICS = "metrics"
@@ -115,7 +115,7 @@ class ModelVariables(Part):
         Raises:
             BackupMismatchError: The backup is of another model; nothing was assigned.
         """
-        if moment is not arrived(saved.position):
+        if moment is not moment_of_arrival(saved.position):
             return []
         self._saved = saved
         return self.put_back()

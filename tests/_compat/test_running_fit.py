@@ -13,8 +13,7 @@ import keras
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks._compat import graphs
-from keras_dist_callbacks._compat import running_fit as seam
+from keras_dist_callbacks._compat import graphs, running_fit
 from tests.support import ROOT, tiny
 
 
@@ -32,7 +31,7 @@ class Looks(keras.callbacks.Callback):
             self.is_kept.append(self.iterator() is not None)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        fit = seam.find_fit(self.model)
+        fit = running_fit.find_fit(self.model)
         assert fit is not None
         self.iterator = weakref.ref(fit.argument("iterator"))
 

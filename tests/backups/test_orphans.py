@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.backups.codec import Packer, fingerprints
+from keras_dist_callbacks.backups.packing import Packer, fingerprints
 from keras_dist_callbacks.backups.snapshot import SharedArray
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.storage.storage import Storage

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.backups import codec
+from keras_dist_callbacks.backups import packing
 from keras_dist_callbacks.backups.select_backup import find_backup, latest_intact
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.checkpoints import end_note, files
@@ -93,7 +93,7 @@ def at_every_read(act: Callable[[], Any], expected: Any, silent: int = 0) -> int
 @pytest.fixture
 def backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two backups of several blobs."""
-    monkeypatch.setattr(codec, "BLOB_BYTES", 20)
+    monkeypatch.setattr(packing, "BLOB_BYTES", 20)
     store = new_store(tmp_path / "backup")
     for sequence in (1, 2):
         commit(store, sequence, {"a": np.arange(9.0) + sequence, "b": np.arange(5), "c": np.zeros(3)})

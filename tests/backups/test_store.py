@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load as load_safetensors
 
-from keras_dist_callbacks.backups import codec
-from keras_dist_callbacks.backups.codec import Packer, fingerprints, referenced_blobs
+from keras_dist_callbacks.backups import packing
 from keras_dist_callbacks.backups.manifest import check_topics
+from keras_dist_callbacks.backups.packing import Packer, fingerprints, referenced_blobs
 from keras_dist_callbacks.backups.snapshot import (
     CommitId,
     Manifest,
@@ -108,14 +108,14 @@ def test_a_topic_that_names_a_tensor_only_says_that_a_worker_has_none_of_the_chi
 
 def test_blobs_are_plain_safetensors_files() -> None:
     arrays = {"a": TENSORS["a"], "b": TENSORS["b"]}
-    blob = codec.Blob(arrays, fingerprints({n: SharedArray(a) for n, a in arrays.items()}), "blobs/1")
+    blob = packing.Blob(arrays, fingerprints({n: SharedArray(a) for n, a in arrays.items()}), "blobs/1")
     loaded = load_safetensors(b"".join(bytes(part) for part in blob))
     np.testing.assert_array_equal(loaded["a"], TENSORS["a"])
     np.testing.assert_array_equal(loaded["b"], TENSORS["b"])
 
 
 def test_equal_tensors_are_written_once_and_large_ones_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "BLOB_BYTES", 1000)
+    monkeypatch.setattr(packing, "BLOB_BYTES", 1000)
     held = {f"t{i}": SharedArray(np.full(100, i // 2, dtype="float32")) for i in range(10)}
     prints = fingerprints(held)
     packer = Packer({}, "blobs/1")

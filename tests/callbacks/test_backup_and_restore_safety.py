@@ -213,7 +213,7 @@ def test_two_successive_backups_share_no_file_also_after_one_whose_fate_is_unkno
     from keras_dist_callbacks.storage.storage import Storage
     from tests.support.recording import RecordingStore, Run
 
-    monkeypatch.setattr("keras_dist_callbacks.backups.codec._WORTH_KEEPING", 0.0)  # any blob is referred to
+    monkeypatch.setattr("keras_dist_callbacks.backups.packing._WORTH_KEEPING", 0.0)  # any blob is referred to
     run = Run(RecordingStore(), options=EngineOptions(double_checkpoint=True))
     run.begin()
     run.save(3)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.base.errors import BackupError
-from keras_dist_callbacks.base.process_runs import runs_in
+from keras_dist_callbacks.base.process_runs import fits_in
 from tests.support import files, forget_runs, tiny
 
 pytestmark = [
@@ -124,7 +124,7 @@ def test_a_fit_from_the_start_in_the_directory_of_an_earlier_one_is_warned_of(tm
     model = tiny.model()
     with pytest.warns(RuntimeWarning, match="an earlier fit.. of this process had the backup_dir .* a directory of"):
         tiny.fit(model, tmp_path, epochs=1)
-    assert runs_in(str(tmp_path)).last.number == 1
+    assert fits_in(str(tmp_path)).last.number == 1
 
 
 def test_a_finished_fit_leaves_the_random_states_to_what_follows(tmp_path: Path) -> None:

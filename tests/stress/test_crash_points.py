@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.backups import codec, reading
+from keras_dist_callbacks.backups import packing, reading
 from keras_dist_callbacks.backups.manifest import decode_manifest
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
 from keras_dist_callbacks.base.errors import DamagedBackupError, FencedError
@@ -33,7 +33,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def several_blobs_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "BLOB_BYTES", 150)
+    monkeypatch.setattr(packing, "BLOB_BYTES", 150)
     monkeypatch.setattr(reading, "_REMOTE_READERS", 1)  # thousands of restores: threads for each took most of the time
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.backups import codec, reading
-from keras_dist_callbacks.backups.codec import tensor_bytes
+from keras_dist_callbacks.backups import packing, reading
 from keras_dist_callbacks.backups.manifest import decode_manifest, encode_manifest
+from keras_dist_callbacks.backups.packing import tensor_bytes
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
 from keras_dist_callbacks.base.errors import DamagedBackupError
 from keras_dist_callbacks.run.engine.committer import EngineOptions
@@ -28,7 +28,7 @@ KINDS = ("flip", "truncate", "empty", "delete", "swap", "zero", "insert", "appen
 
 @pytest.fixture(autouse=True)
 def several_blobs_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "BLOB_BYTES", 150)
+    monkeypatch.setattr(packing, "BLOB_BYTES", 150)
     monkeypatch.setattr(reading, "_REMOTE_READERS", 1)  # thousands of restores: threads for each took most of the time
 
 

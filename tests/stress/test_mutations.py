@@ -24,7 +24,7 @@ from keras_dist_callbacks.backups.snapshot import CommitId
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.base.errors import BackupError, BackupMismatchError
 from keras_dist_callbacks.checkpoints import files
-from keras_dist_callbacks.run.engine import worker_state
+from keras_dist_callbacks.run.engine import worker_exchange
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny
 from tests.support.checkpoints import opened
@@ -142,11 +142,11 @@ def test_invalid_messages_of_a_worker_fail_the_save_and_nothing_else(count: int)
     hello = {"tensors": {"variable/a@0": ["0" * 32, "float32", [2, 3]]}, "topics": {"rng": "1" * 32}}
     wanted = {"tensors": ["variable/a@0"], "topics": ["rng"]}
     values = {"state": {"rng": {}}, "sent": ["variable/a@0"]}
-    kinds = ((hello, worker_state._Hello), (wanted, worker_state._Wanted), (values, worker_state._Head))
+    kinds = ((hello, worker_exchange._Hello), (wanted, worker_exchange._Wanted), (values, worker_exchange._Head))
     for body, kind in kinds:
         free = lambda place: place[:1] == ("state",) or place[-1] in {0, "float32"} or "sent" in place  # noqa: E731
         for what, text in cases(count, body, free, 0.03):
             if what.startswith(("double", "spelling", "unicode", "rename of topics", "rename of state")):
                 continue  # between processes of one run: another way to write it, or a topic that the chief looks at
             with pytest.raises(BackupError):
-                worker_state._understood(text, kind, what)
+                worker_exchange._understood(text, kind, what)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks.backups.codec import Packer, fingerprints
+from keras_dist_callbacks.backups.packing import Packer, fingerprints
 from keras_dist_callbacks.backups.reading import read_tensors
 from keras_dist_callbacks.backups.snapshot import SharedTensor
 from keras_dist_callbacks.backups.store import BackupStore

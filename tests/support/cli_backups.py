@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from keras_dist_callbacks.backups.codec import Packer, fingerprints, referenced_blobs
 from keras_dist_callbacks.backups.owner_records import OWNER
+from keras_dist_callbacks.backups.packing import Packer, fingerprints, referenced_blobs
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest, Position, SharedArray, WorkerRecord
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.checkpoints import files

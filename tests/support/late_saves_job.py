@@ -22,7 +22,7 @@ import keras
 import keras_dist_callbacks as kdc
 import tests.support.busy_machine  # noqa: F401 - it changes this process on request
 from keras_dist_callbacks.run.engine import engine
-from keras_dist_callbacks.run.engine.worker_state import WorkerStateExchange
+from keras_dist_callbacks.run.engine.worker_exchange import WorkerStateExchange
 from keras_dist_callbacks.run.engine.writer import shared_writer
 from tests.support.grouped import grouped
 from tests.support.workload import batches, build_model, finish, load

@@ -20,7 +20,7 @@ import tensorflow as tf
 import keras_dist_callbacks as kdc
 import tests.support.busy_machine  # noqa: F401 - it changes this process on request
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.run.engine.worker_state import WorkerStateExchange
+from keras_dist_callbacks.run.engine.worker_exchange import WorkerStateExchange
 from keras_dist_callbacks.testing import StepLog
 from tests.support.grouped import grouped
 

@@ -14,12 +14,12 @@ from typing import Any
 import fsspec
 import numpy as np
 
-from keras_dist_callbacks.backups.codec import fingerprints
+from keras_dist_callbacks.backups.packing import fingerprints
 from keras_dist_callbacks.backups.snapshot import CommitId, Position, SharedArray, Snapshot, WorkerState
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.run.engine.committer import EngineOptions
 from keras_dist_callbacks.run.engine.engine import BackupEngine
-from keras_dist_callbacks.run.engine.worker_state import LocalState
+from keras_dist_callbacks.run.engine.worker_exchange import LocalState
 from keras_dist_callbacks.run.engine.writer import Writer
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from keras_dist_callbacks.backups.codec import tensor_bytes
+from keras_dist_callbacks.backups.packing import tensor_bytes
 from keras_dist_callbacks.backups.snapshot import Manifest
 from keras_dist_callbacks.cli.rehearsal.comparison import RunBackups
 from keras_dist_callbacks.cli.rehearsal.runs import RecordedAttempt, RehearsedRun

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from keras_dist_callbacks.backups.codec import Fingerprint, Packer, fingerprints, referenced_blobs, tensor_bytes
+from keras_dist_callbacks.backups.packing import Fingerprint, Packer, fingerprints, referenced_blobs, tensor_bytes
 from keras_dist_callbacks.backups.snapshot import (
     JSON,
     CommitId,
@@ -24,7 +24,7 @@ from keras_dist_callbacks.base.errors import StorageError
 from keras_dist_callbacks.base.terminal import data_size, uploads
 from keras_dist_callbacks.options import WriteOptions
 from keras_dist_callbacks.run.engine.background import gc_paused
-from keras_dist_callbacks.run.engine.worker_state import LocalState, WorkerStateExchange
+from keras_dist_callbacks.run.engine.worker_exchange import LocalState, WorkerStateExchange
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.options import ASSUMED_SAVE_SECONDS
 from keras_dist_callbacks.run.engine.committer import Committer, EngineOptions
 from keras_dist_callbacks.run.engine.skipped_saves import SkippedSaves
-from keras_dist_callbacks.run.engine.worker_state import WorkerStateExchange
+from keras_dist_callbacks.run.engine.worker_exchange import WorkerStateExchange
 from keras_dist_callbacks.run.engine.writer import Owner, Writer, shared_writer
 from keras_dist_callbacks.storage.storage import Storage
 
@@ -42,12 +42,12 @@ class BackupEngine:
         exchange: WorkerStateExchange,
         writer: Writer,
         options: EngineOptions,
-        runs: Callable[[], bool] = lambda: True,
+        is_alive: Callable[[], bool] = lambda: True,
     ) -> None:
         self.cluster = cluster
         self._store = store
         self._worker_states = exchange
-        self._writer, self._owner = writer, Owner(runs)
+        self._writer, self._owner = writer, Owner(is_alive)
         self._options = options = dataclasses.replace(options, progress=is_shown(options.progress))
         self._committer = Committer(store, exchange, options, self._note)
         self._saves = self._failed = 0  # in all; in a row
@@ -61,9 +61,9 @@ class BackupEngine:
         return self._worker_states.name
 
     @property
-    def runs(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the run has not ended; to be asked in any thread."""
-        return self._owner.runs()
+        return self._owner.is_alive()
 
     @property
     def shows_progress(self) -> bool:
@@ -107,7 +107,7 @@ class BackupEngine:
 
     @classmethod
     def open(
-        cls, storage: Storage, cluster: Cluster, name: str, options: EngineOptions, runs: Callable[[], bool]
+        cls, storage: Storage, cluster: Cluster, name: str, options: EngineOptions, is_alive: Callable[[], bool]
     ) -> Self:
         """An engine for one run, which writes through the queue that all runs of this process share.
 
@@ -116,10 +116,10 @@ class BackupEngine:
             cluster: Who takes part.
             name: What distinguishes this run's messages from another's; the same on every worker.
             options: How backups are written.
-            runs: Whether the run has not ended, to be asked in any thread.
+            is_alive: Whether the run has not ended, to be asked in any thread.
         """
         exchange = WorkerStateExchange(cluster, name, options.write.max_local_state, cluster.patience)
-        return cls(BackupStore(storage), cluster, exchange, shared_writer(), options, runs)
+        return cls(BackupStore(storage), cluster, exchange, shared_writer(), options, is_alive)
 
     # --- at the start
 

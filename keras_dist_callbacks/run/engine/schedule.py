@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
-from keras_dist_callbacks.backups.snapshot import Snapshot
 from keras_dist_callbacks.base import validation
 from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.options import MAX_OVERHEAD
 
 if TYPE_CHECKING:
-    from keras_dist_callbacks.run.engine.engine import BackupEngine
+    pass
 
 
 _Share = Annotated[float, Meta(gt=0, lt=1, description="between 0 and 1, such as 0.02 for 2 %")]
@@ -97,6 +96,10 @@ class Schedule:
         policy: What was asked for.
         cluster: Who has to agree.
         clock: Seconds; for tests.
+
+    Attributes:
+        at_epoch_end: Whether the end of an epoch is a time to save.
+        every: The fixed interval in steps, if there is one.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class Schedule:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.at_epoch_end = policy.at_epoch_end
-        self._every = policy.every_steps
+        self.every = policy.every_steps
         self._meter = _CostMeter(policy, clock) if policy.is_measured else None
         self._cluster = cluster
         self.begin(0)
@@ -116,23 +119,14 @@ class Schedule:
         self._last = self._begun = step
         self._looks = collections.deque(_FIRST_LOOKS)
         self._next = math.inf if self._meter is None else step + self._looks[0]
-        if self._every is not None:
-            self._next = _multiple_after(step, self._every)
+        if self.every is not None:
+            self._next = _multiple_after(step, self.every)
         self._late_since: int | None = None  # on the chief, the step after which a backup was due and was not taken yet
 
-    def save_when_due(self, step: int, engine: BackupEngine, capture: Callable[[], Snapshot]) -> None:
-        """Saves if a backup is to be taken after this step; every worker makes the same calls."""
-
-        def take() -> Snapshot:
-            began = time.perf_counter()
-            snapshot = capture()
-            self.taken(time.perf_counter() - began)
-            return snapshot
-
-        if self.due(step, engine.writing, waits=engine.waits):
-            engine.save(take)
-        elif self._late_since is not None and self._every is not None:
-            engine.note_late(step, self._every)
+    @property
+    def is_late(self) -> bool:
+        """Whether a backup was due at a fixed interval and waits for the one before; known on the chief."""
+        return self._late_since is not None and self.every is not None
 
     def due(self, step: int, writing: bool, *, waits: bool = False) -> bool:
         """Whether a backup is to be taken now; every worker asks after the same steps.
@@ -147,11 +141,11 @@ class Schedule:
         self._last = step
         if step < self._next:
             return False
-        wait = self._agreed(self._steps_to_wait(step, is_late=writing and not (waits and self._every is not None)))
+        wait = self._agreed(self._steps_to_wait(step, is_late=writing and not (waits and self.every is not None)))
         if wait:
             self._next = step + wait
-        elif self._every is not None:  # it keeps to its multiples, however late this one is; else `taken` sets it
-            self._next = _multiple_after(step, self._every)
+        elif self.every is not None:  # it keeps to its multiples, however late this one is; else `taken` sets it
+            self._next = _multiple_after(step, self.every)
         return wait == 0
 
     def _steps_to_wait(self, step: int, *, is_late: bool) -> int:

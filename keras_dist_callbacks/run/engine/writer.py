@@ -26,12 +26,12 @@ class Owner:
     """A run that hands jobs over, and asks how they ended.
 
     Attributes:
-        runs: Whether it has not ended, to be asked in any thread: what fails later is a warning, and ends nothing else.
+        is_alive: Whether it has not ended, to be asked in any thread: what fails later is a warning alone.
         newest: The number of its newest job in the queue; 0 before the first.
         longest: Seconds that its longest job took.
     """
 
-    runs: Callable[[], bool] = lambda: True
+    is_alive: Callable[[], bool] = lambda: True
     newest: int = 0
     longest: float = 0.0
 
@@ -135,7 +135,7 @@ class Writer(Shared):
 
     def report_left(self) -> None:
         """Warns of each failure whose owner has ended, and will not ask for it."""
-        for failure in [failure for failure in tuple(self._failures) if not failure[0].runs()]:
+        for failure in [failure for failure in tuple(self._failures) if not failure[0].is_alive()]:
             warn(f"a write of an earlier fit() failed: {failure[1]}")
             with self._condition, contextlib.suppress(ValueError):  # another thread has reported it, too
                 self._failures.remove(failure)

@@ -109,7 +109,7 @@ class ShutdownController:
         """Training begins: from now on signals are taken over."""
         for notice in self._notices:
             notice.start()  # first: the user's may raise, and nothing is to be given back then
-        for abandoned in [run for run in shared(StoppableRuns).open if not run._engine.runs]:
+        for abandoned in [run for run in shared(StoppableRuns).open if not run._engine.is_alive]:
             abandoned.close()
         self._phase = _Phase.TRAINING
         shared(StoppableRuns).open.append(self)
@@ -299,7 +299,7 @@ class ShutdownController:
             self._watchdog.start(request.seconds)
 
     def _on_loss(self) -> None:
-        if self._engine.runs:  # an exception may have ended it unnoticed
+        if self._engine.is_alive:  # an exception may have ended it unnoticed
             self._end_soon()
 
     def _end_soon(self) -> None:

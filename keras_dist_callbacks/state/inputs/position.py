@@ -20,7 +20,7 @@ from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.findings import Finding, made
 from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, Saved, SharedArray, SharedTensor
 from keras_dist_callbacks.base import static
-from keras_dist_callbacks.base.process_runs import RunsIn
+from keras_dist_callbacks.base.process_runs import FitsIn
 from keras_dist_callbacks.base.terminal import reading
 from keras_dist_callbacks.state.inputs.order import InputOrder
 from keras_dist_callbacks.state.inputs.passes import DatasetPasses, FirstPass
@@ -58,8 +58,8 @@ class DataPosition(Part):
         callbacks: Its callbacks.
         code: Its Python code.
         uses: Says of a variable's key whether the model has it or its train step uses it.
-        this_fit: What distinguishes this fit from others in the same directory, see `resume_mode.describe_fit`.
-        runs: Those.
+        this_fit: What distinguishes this fit from others in the same directory, see `resume_mode.place_in_script`.
+        runs: What this process knows of the fits in the directory.
         read_again: Whether past epochs are read again instead of creating their iterators only.
         shown: Whether a bar may be drawn while they are.
 
@@ -80,7 +80,7 @@ class DataPosition(Part):
         code: InputCode,
         uses: Callable[[int], bool],
         this_fit: Mapping[str, JSON],
-        runs: RunsIn,
+        runs: FitsIn,
         *,
         read_again: bool,
         shown: bool,
@@ -154,9 +154,9 @@ class DataPosition(Part):
         Returns:
             What could not be put back.
         """
-        if moment is Moment.EPOCH:
+        if moment is Moment.ENTERED:
             self.enter_epoch(saved.position.epoch, resuming=True)
-        if moment is Moment.STEP:
+        if moment is Moment.ARRIVED:
             self._note_moved()
             self.hides.restore_read_only()
             return self._other_passes()

@@ -1,4 +1,7 @@
-"""What training has changed in the user's objects since it began, as records of a backup, and how it is put back."""
+"""What training has changed in the user's objects since it began, as records of a backup, and how it is put back.
+
+`start` is the look after all `on_train_begin` and before any restore, `now` a later one.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from keras_dist_callbacks.state.own_objects.libraries import is_library
 from keras_dist_callbacks.state.own_objects.look import Limits, Look, Policy, Root
 from keras_dist_callbacks.state.own_objects.places import words
 from keras_dist_callbacks.state.own_objects.reads import SEEDED, names_reached, reads_of
-from keras_dist_callbacks.state.part import Moment, Part, entered
+from keras_dist_callbacks.state.part import Moment, Part, moment_of_entry
 
 _LIMITS = Limits(bytes=2**26)  # of arrays, which are compared at each save: a few milliseconds
 _READ = ("__getitem__", "__len__", "num_batches")
@@ -169,20 +169,20 @@ class InputState(Part):
 
     def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
         """Puts back what the input's Python code held when the epoch began; returns what differs."""
-        if moment is not entered(saved.position):
+        if moment is not moment_of_entry(saved.position):
             return []
         found: list[Finding] = []
         records = saved.mine.state.get("changed") or {}
         if records or self._first.with_own_state:
             failed, others = changes.restore_and_compare(records, saved.mine.tensors, self._look_again)
             found = [*findings.not_restored(failed), *findings.set_otherwise(others)]
-        if moment is Moment.EPOCH:
+        if moment is Moment.ENTERED:
             self.note_epoch(is_read=True)
         return found
 
     def adopt(self, saved: Saved) -> list[Finding]:
         """The fit is complete already: the script goes on with what its input's code held."""
-        return self.restore(saved, entered(saved.position))
+        return self.restore(saved, moment_of_entry(saved.position))
 
     def _look_again(self) -> Look:
         return self._look(self._roots, self._first)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.backups import codec
-from keras_dist_callbacks.backups.codec import Blob, fingerprints
+from keras_dist_callbacks.backups import packing
+from keras_dist_callbacks.backups.packing import Blob, fingerprints
 from keras_dist_callbacks.backups.snapshot import Position, SharedArray, SharedTensor, Snapshot
 from keras_dist_callbacks.backups.staging import Staging
 from keras_dist_callbacks.backups.store import BackupStore
@@ -23,7 +23,7 @@ from keras_dist_callbacks.base.errors import StorageError
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.run.engine import committer
 from keras_dist_callbacks.run.engine.committer import Committer, EngineOptions
-from keras_dist_callbacks.run.engine.worker_state import WorkerStateExchange
+from keras_dist_callbacks.run.engine.worker_exchange import WorkerStateExchange
 from keras_dist_callbacks.storage.direct_io import VARIABLE
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import ROOT
@@ -80,7 +80,7 @@ def size(saver: Saver, arrays: Arrays) -> int:
 
 def test_what_a_failed_save_has_written_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the manifest's failure nothing is known any more; blobs that are there are not written a second time."""
-    monkeypatch.setattr(codec, "BLOB_BYTES", 2**20)
+    monkeypatch.setattr(packing, "BLOB_BYTES", 2**20)
     saver, sizes = Saver(tmp_path), []
     fixed = {f"fixed {i}": np.random.default_rng(i).standard_normal(120_000) for i in range(4)}
     for number in range(5):
@@ -120,7 +120,7 @@ def test_what_is_new_in_each_save_is_hashed_while_it_is_written_around_the_page_
         skip_without_direct_writes(tmp_path)
     beforehand: list[set[str]] = []
 
-    def noted(tensors: Mapping[str, SharedTensor]) -> dict[str, codec.Fingerprint]:
+    def noted(tensors: Mapping[str, SharedTensor]) -> dict[str, packing.Fingerprint]:
         beforehand.append(set(tensors))
         return fingerprints(tensors)
 

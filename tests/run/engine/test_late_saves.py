@@ -20,7 +20,7 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.options import WriteOptions
 from keras_dist_callbacks.run.engine.committer import EngineOptions
 from keras_dist_callbacks.run.engine.engine import BackupEngine
-from keras_dist_callbacks.run.engine.worker_state import WorkerStateExchange
+from keras_dist_callbacks.run.engine.worker_exchange import WorkerStateExchange
 from keras_dist_callbacks.run.engine.writer import Writer, shared_writer
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny

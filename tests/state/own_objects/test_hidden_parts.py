@@ -30,7 +30,7 @@ from keras_dist_callbacks.state.callback_state import own_state
 from keras_dist_callbacks.state.own_objects.changes import changes_between
 from keras_dist_callbacks.state.own_objects.kinds import look_at
 from keras_dist_callbacks.state.own_objects.look import Root
-from keras_dist_callbacks.state.own_objects.part import is_called
+from keras_dist_callbacks.state.own_objects.user_state import is_called
 from tests.state.own_objects.test_changes import Tags
 from tests.support import tiny
 from tests.support.carried_over import POLICY, Act, Holder, Make, carried_over, looked_at, nothing, puts

@@ -15,7 +15,7 @@ from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, Saved, SharedArray
 from keras_dist_callbacks.base import static
-from keras_dist_callbacks.base.process_runs import reference, runs_of
+from keras_dist_callbacks.base.process_runs import fits_of, reference
 from keras_dist_callbacks.state.callback_state import (
     CallbackStates,
     is_asserted,
@@ -24,7 +24,7 @@ from keras_dist_callbacks.state.callback_state import (
     walked_callbacks,
 )
 from keras_dist_callbacks.state.compiled_model import CompiledModel
-from keras_dist_callbacks.state.facts.part import ScriptFacts
+from keras_dist_callbacks.state.facts.script_facts import ScriptFacts
 from keras_dist_callbacks.state.own_objects import changes, edits, findings
 from keras_dist_callbacks.state.own_objects.input_objects import InputState
 from keras_dist_callbacks.state.own_objects.kinds import look_at
@@ -38,7 +38,7 @@ from keras_dist_callbacks.state.own_objects.traces import (
     drawing_in_traces,
     may_be_traced,
 )
-from keras_dist_callbacks.state.part import Moment, Part, arrived
+from keras_dist_callbacks.state.part import Moment, Part, moment_of_arrival
 from keras_dist_callbacks.state.step_variables import CapturedVariables
 from keras_dist_callbacks.state.variables import ModelVariables
 
@@ -87,7 +87,7 @@ class UserState(Part):
         self._start = start = look_at(self._roots(), self._policy())
         self._is_begun = True
         self._early: dict[str, JSON] = {}  # what was put back for hooks, and no traced function reads
-        self._runs = runs_of(fit.model)
+        self._runs = fits_of(fit.model)
         self._changed_before = self._runs.changed.get(directory, Remembered())
         self._changed = self._runs.changed[directory] = Remembered()
         layers = {path: value for path, value in start.objects.items() if library_state.can_adapt(value)}
@@ -210,12 +210,15 @@ class UserState(Part):
         """Puts back what was saved, and compares what the script says with what it said then."""
         if moment is Moment.EPOCH_BEGIN and saved.position.kind == "within":
             self._put_back_for_hooks(saved)
-        if moment is not arrived(saved.position):
+        if moment is not moment_of_arrival(saved.position):
             return []
-        return self.adopt(saved) + self._edits(saved.mine.tensors)
+        return self._put_back_all(saved) + self._edits(saved.mine.tensors)
 
     def adopt(self, saved: Saved) -> list[Finding]:
-        """Puts back what was saved."""
+        """See `Part`; what the script says otherwise now does not matter any more."""
+        return self._put_back_all(saved)
+
+    def _put_back_all(self, saved: Saved) -> list[Finding]:
         records = saved.mine.state.get("changed") or {}
         found: list[Finding] = []
         if saved.position.kind == "within":

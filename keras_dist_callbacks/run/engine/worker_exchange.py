@@ -23,8 +23,8 @@ import numpy as np
 import xxhash
 
 from keras_dist_callbacks.backups import findings
-from keras_dist_callbacks.backups.codec import Fingerprint, dtype_of, fingerprints, raw_bytes
 from keras_dist_callbacks.backups.findings import FINDINGS, Finding
+from keras_dist_callbacks.backups.packing import Fingerprint, dtype_of, fingerprints, raw_bytes
 from keras_dist_callbacks.backups.snapshot import (
     JSON,
     SharedArray,

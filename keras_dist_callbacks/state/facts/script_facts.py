@@ -13,7 +13,7 @@ from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.findings import Finding, sentences
 from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, Saved, SharedArray
 from keras_dist_callbacks.base.errors import BackupMismatchError
-from keras_dist_callbacks.base.process_runs import runs_of
+from keras_dist_callbacks.base.process_runs import fits_of
 from keras_dist_callbacks.state.facts import rates
 from keras_dist_callbacks.state.facts.content import rows_of
 from keras_dist_callbacks.state.facts.of_input import Input
@@ -31,7 +31,7 @@ from keras_dist_callbacks.state.facts.table import (
     digest,
     find,
 )
-from keras_dist_callbacks.state.part import Moment, Part, arrived
+from keras_dist_callbacks.state.part import Moment, Part, moment_of_arrival
 
 _TENSOR = "script"
 _ALL = (*COMPILE, *MODEL, *INPUT, *PASSES)
@@ -73,7 +73,7 @@ class ScriptFacts(Part):
         self.names_that_differ: Collection[str] = ()
         self._found = {**find([*INPUT, *PASSES], Input(fit)), **find([*COMPILE, RATE], fit.model)}
         own = self._found[RATE.name]
-        first = runs_of(fit.model).rates.setdefault(directory, own)
+        first = fits_of(fit.model).rates.setdefault(directory, own)
         self._found[RATE.name] = first if first.keys() == own.keys() else own
         self._find_model()
 
@@ -108,7 +108,7 @@ class ScriptFacts(Part):
 
     def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
         """Puts nothing back; returns what differs, and what could not be compared."""
-        if moment is not arrived(saved.position):
+        if moment is not moment_of_arrival(saved.position):
             return []
         self._note_built()
         found, model = self._changes(_ALL, saved), self._fit.model

@@ -16,7 +16,7 @@ from keras_dist_callbacks.base.terminal import warn
 from keras_dist_callbacks.cluster.cluster import Cluster
 
 
-def agree_on_all(
+def agreed_restored(
     path: str, commit: str, position: Position, found: Sequence[Finding], cluster: Cluster, *, is_skipped: bool = False
 ) -> Restored:
     """Returns the same answer on every worker, from what each of them found."""

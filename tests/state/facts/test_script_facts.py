@@ -6,7 +6,7 @@ import pytest
 
 from keras_dist_callbacks.backups.findings import CATALOG, Finding
 from keras_dist_callbacks.state.facts import table
-from keras_dist_callbacks.state.facts.part import changes_of_run
+from keras_dist_callbacks.state.facts.script_facts import changes_of_run
 
 RUN = {"seed": 7, "replicas": 1, "workers": 1, "strategy": "Strategy", "steps_per_epoch": 5, "steps_per_execution": 2}
 RUN |= {"keras": "3.8", "tensorflow": "2.18"}

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.backups.codec import Fingerprint, fingerprints, hash_array
+from keras_dist_callbacks.backups.packing import Fingerprint, fingerprints, hash_array
 from keras_dist_callbacks.backups.snapshot import FINDINGS, Position, SharedArray, Snapshot
 from keras_dist_callbacks.base.errors import BackupError
 from keras_dist_callbacks.base.process import shared
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.run.engine.worker_state import WorkerStateExchange, _pack_message
+from keras_dist_callbacks.run.engine.worker_exchange import WorkerStateExchange, _pack_message
 from tests.support.service import Service
 
 CHIEF = Cluster("worker", 0, 0, ("127.0.0.1:1", "127.0.0.1:2"))
@@ -164,7 +164,7 @@ def test_a_save_that_is_queued_is_waited_for_however_long_it_takes(
 
 
 def test_one_of_which_the_chief_says_nothing_is_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keras_dist_callbacks.run.engine.worker_state._LOOK", 0.05)
+    monkeypatch.setattr("keras_dist_callbacks.run.engine.worker_exchange._LOOK", 0.05)
     failure = Delivering(side(1), 1).end()
     assert failure == "the chief did not take part in save 1 within 0.3 s"
     assert service.values == {}

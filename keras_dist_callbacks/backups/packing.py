@@ -1,4 +1,4 @@
-"""Blobs: encoding, digests, reading."""
+"""Blobs: how the tensors of a snapshot are packed into files, and by which digests they are known."""
 
 from __future__ import annotations
 
