@@ -497,7 +497,7 @@ def test_nothing_of_a_command_that_is_killed_stays(tmp_path: Path, workers: int)
     command.process.kill()
     assert command.process.wait(60) == -signal.SIGKILL
     wait_for(lambda: not any(map(is_alive, pids)) and not plan.exists(), 10.0)
-    time.sleep(0.3)
+    wait_for(lambda: not list(tmp_path.glob("kdc-*/rehearsal-*")), 10.0)
     assert command.noted.read_text().count("\n") == workers  # none was started after it
     assert [list(place.iterdir()) for place in tmp_path.glob("kdc-*")] == [[*tmp_path.glob("kdc-*/lock")]]
 

@@ -13,14 +13,15 @@ from keras_dist_callbacks.storage import temporary
 
 _MOST_BYTES = 2**31
 _MOST_FILES = 100_000
+_LINKED_PARENTS = 3
 
 
 @contextlib.contextmanager
 def copied(source: Path, below: Path, without: Collection[str]) -> Iterator[Path]:
     """A copy of a directory, deleted after the block.
 
-    It has the same path below another directory, with links to what lies around it: `../data` is there, too. The
-    largest files are links where all together have more than 2 GiB.
+    It has the same path below another directory, with links to what the three directories above it hold: `../data` is
+    there, too. The largest files are links where all together have more than 2 GiB.
 
     Args:
         source: The directory, an absolute path.
@@ -43,7 +44,7 @@ def copied(source: Path, below: Path, without: Collection[str]) -> Iterator[Path
 
 
 def _link_surroundings(source: Path, below: Path) -> None:
-    for parent in source.parents:
+    for parent in source.parents[:_LINKED_PARENTS]:
         mirrored = below / parent.relative_to(source.anchor)
         with contextlib.suppress(PermissionError):
             for entry in parent.iterdir():
