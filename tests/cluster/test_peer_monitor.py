@@ -127,11 +127,13 @@ def test_no_one_watches_when_nothing_waits_or_trains(service: Service) -> None:
     assert (heard, messaging.lost(), service.values) == ([], None, {})
 
 
-def test_workers_that_make_different_collective_calls_get_an_error(service: Service) -> None:
-    call = CHIEF._say(None, "one thing")
-    messaging.publish(f"kdc/call/{call}/1", b'{"tag": "another thing", "value": null}', 10.0)
+def test_workers_that_make_different_collective_calls_get_an_error(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messaging.publish("said", b'{"tag": "another thing", "value": null}', 10.0)
+    monkeypatch.setattr(coordination, "get_value", lambda key, timeout_ms: service.values.get(f"said{key[-2:]}"))
     with pytest.raises(ConfigError, match="'one thing' on worker 0, 'another thing' on worker 1"):
-        CHIEF._hear(call, 1, "one thing", 10.0)
+        CHIEF.gather(None, "one thing", 10.0)
 
 
 def test_a_run_for_which_no_thread_can_be_started_leaves_the_next_one_watched(service: Service) -> None:

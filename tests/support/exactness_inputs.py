@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -22,6 +23,12 @@ ORDER = r"(?i)determinis|order"
 AUTOTUNE = tf.data.AUTOTUNE
 TWO_CALLS = {"num_parallel_calls": 2}
 SIGNATURE = (tf.TensorSpec((6,), "float32"), tf.TensorSpec((1,), "float32"))
+MORE_STRATEGIES = {  # which of the cases below are tried under how many of them
+    **dict.fromkeys(("augmentation in a map", "augmentation in a map, prefetched"), 3),
+    **dict.fromkeys(("finite", "shuffled without a seed of its own", "shuffle, repeat", "numpy"), 3),
+    **dict.fromkeys(("finite with fewer steps_per_epoch", "shuffled validation"), 3),
+    **dict.fromkeys(("augmentation of an endless dataset", "number of rows"), 2),
+}
 Rows = tuple[np.ndarray, np.ndarray]
 Draw = Callable[[tuple[int, ...]], np.ndarray]
 Make = Callable[[], "tf.data.Dataset | Arguments"]
@@ -50,6 +57,10 @@ def given(make: Make) -> Callable[[keras.Model], Arguments]:
         return made if isinstance(made, dict) else {"x": made}
 
     return fit
+
+
+def strategies_of(name: str) -> tuple[str, ...]:
+    return EVERYWHERE[: MORE_STRATEGIES.get(name, 1)]
 
 
 def of_rows(expected: Verdict, make: Make, says: str = "", **options: Any) -> Case:
@@ -120,28 +131,22 @@ def shared_with_the_model(change: Callable[[Any], Any] = lambda data: data) -> C
     return Case("not exact", fit, lambda: for_images(flip()), says=r"(?i)map|input|dataset")
 
 
-EXACT_IMAGES: dict[str, tuple[Make, int]] = {  # under so many of the strategies
-    "augmentation in a map": (lambda: augment(images(), flip()), 3),
-    "augmentation in a map, prefetched": (lambda: augment(images(), rotation()).prefetch(2), 3),
-    "augmentation in a map, prefetched by AUTOTUNE": (lambda: augment(images(), flip()).prefetch(AUTOTUNE), 1),
-    "two augmentation layers in a map": (lambda: augment(images(), flip(), rotation()), 1),
-    "augmentation layers of a Sequential in a map": (
-        lambda: augment(images(), keras.Sequential([flip(), rotation()])),
-        1,
-    ),
-    "augmentation in a map, cached": (cached_augmentation, 1),
-    "augmentation of an endless dataset": (
-        lambda: {"x": augment(images().repeat(), flip()), "steps_per_epoch": 4},
-        2,
-    ),
-    "augmentation of validation data too": (
-        lambda: {"x": augment(images(), flip()), "validation_data": augment(images().take(2), flip())},
-        1,
-    ),
-    "one augmentation layer for training and validation": (one_layer_for_both, 1),
+EXACT_IMAGES: dict[str, Make] = {
+    "augmentation in a map": lambda: augment(images(), flip()),
+    "augmentation in a map, prefetched": lambda: augment(images(), rotation()).prefetch(2),
+    "augmentation in a map, prefetched by AUTOTUNE": lambda: augment(images(), flip()).prefetch(AUTOTUNE),
+    "two augmentation layers in a map": lambda: augment(images(), flip(), rotation()),
+    "augmentation layers of a Sequential in a map": lambda: augment(images(), keras.Sequential([flip(), rotation()])),
+    "augmentation in a map, cached": cached_augmentation,
+    "augmentation of an endless dataset": lambda: {"x": augment(images().repeat(), flip()), "steps_per_epoch": 4},
+    "augmentation of validation data too": lambda: {
+        "x": augment(images(), flip()),
+        "validation_data": augment(images().take(2), flip()),
+    },
+    "one augmentation layer for training and validation": one_layer_for_both,
 }
 VARIABLES_IN_MAPS = {
-    **{name: of_images("exact", make, strategies=EVERYWHERE[:count]) for name, (make, count) in EXACT_IMAGES.items()},
+    **{name: of_images("exact", make, strategies=strategies_of(name)) for name, make in EXACT_IMAGES.items()},
     "augmentation layer in a map and in the model": shared_with_the_model(),
     "augmentation layer in a map, prefetched, and in the model": shared_with_the_model(lambda data: data.prefetch(2)),
     "augmentation in EpochDataset, one layer": of_images("exact if", epochs_of_one_layer, PYTHON_CODE),
@@ -253,19 +258,10 @@ RACING = {
     "stateless random numbers in a parallel map": of_rows("exact", lambda: stateless(**TWO_CALLS)),
 }
 
-UNDER_STRATEGIES = (
-    "finite",
-    "shuffled without a seed of its own",
-    "shuffle, repeat",
-    "finite with fewer steps_per_epoch",
-    "numpy",
-    "shuffled validation",
-)
-
 
 def of_any_kind(name: str) -> Case:
     """Each input that fit() takes."""
-    strategies = EVERYWHERE if name in UNDER_STRATEGIES else EVERYWHERE[:1]
+    strategies = strategies_of(name)
     if "generator" in name or "two workers" in name:
         return of_rows("exact if", INPUTS[name], PYTHON_CODE, strategies=strategies)
     runs_out = name == "finite with fewer steps_per_epoch"  # after two batches of the second epoch
@@ -608,8 +604,9 @@ CALLBACK_CASES: dict[str, Case] = {
 # Scripts that were changed between the killed run and the resumed one.
 
 
-def arrays(**options: Any) -> Arguments:
-    return dict(zip("xy", tiny.data(), strict=True)) | {"batch_size": tiny.BATCH, **options}
+def arrays(count: int = tiny.ROWS, **options: Any) -> Arguments:
+    x, y = tiny.data()
+    return {"x": x[:count], "y": y[:count], "batch_size": tiny.BATCH, **options}
 
 
 def endless_rows(batch: int) -> Arguments:
@@ -642,74 +639,59 @@ def without_decay(pattern: str) -> keras.Model:
     return dense(optimizer)
 
 
-def of_two(first: str, second: str) -> keras.Model:
-    """Two layers of one shape, in either order."""
-    layers = [keras.layers.Dense(7, activation="relu", name=name) for name in (first, second)]
-    ends = [keras.layers.Dense(7, name="begin"), *layers, keras.layers.Dense(1, activation="sigmoid", name="end")]
-    return compiled(keras.Sequential([keras.Input((6,)), *ends]))
+def of_two(one: str, other: str, before: str) -> Callable[[str], keras.Model]:
+    """Two layers of one shape, in this order for the value from before, and in the other one after it."""
+
+    def make(value: str) -> keras.Model:
+        order = (one, other) if value == before else (other, one)
+        layers = [keras.layers.Dense(7, activation="relu", name=name) for name in order]
+        ends = [keras.layers.Dense(7, name="begin"), *layers, keras.layers.Dense(1, activation="sigmoid", name="end")]
+        return compiled(keras.Sequential([keras.Input((6,)), *ends]))
+
+    return make
 
 
-CHANGED_INPUTS: dict[str, tuple[Make, Make, str]] = {  # what is said has both values in their order
-    "batch size of an endless dataset": (lambda: endless_rows(8), lambda: endless_rows(4), "batch.*8.*4"),
-    "batch size of a dataset of unknown length": (lambda: filtered(8), lambda: filtered(4), "batch.*8.*4"),
-    "number of rows": (lambda: some_rows(40), lambda: some_rows(38), "40.*38"),
-    "number of rows of an array": (
-        arrays,
-        lambda: {**arrays(), "x": tiny.data()[0][:38], "y": tiny.data()[1][:38]},
-        "40.*38",
-    ),
-    "shuffle of arrays": (lambda: arrays(shuffle=True), lambda: arrays(shuffle=False), "shuffle.*True.*False"),
-    "class_weight": (lambda: weighted(2.0), lambda: weighted(3.0), "class_weight.*2.*3"),
-    "seed of the shuffle": (lambda: in_order_of(3), lambda: in_order_of(4), "seed.*3.*4"),
-    "buffer of the shuffle": (in_order_of, lambda: in_order_of(buffer=tiny.ROWS // 2), "buffer.*40.*20"),
-    "seed of random numbers in a map": (lambda: noisy(5), lambda: noisy(6), "seed.*5.*6"),
+# How it is made, of which value before and after, and what is said to have changed.
+CHANGED_INPUTS: dict[str, tuple[Callable[[Any], Any], Any, Any, str]] = {
+    "batch size of an endless dataset": (endless_rows, 8, 4, "batch"),
+    "batch size of a dataset of unknown length": (filtered, 8, 4, "batch"),
+    "number of rows": (some_rows, 40, 38, ""),
+    "number of rows of an array": (arrays, 40, 38, ""),
+    "shuffle of arrays": (lambda shuffle: arrays(shuffle=shuffle), True, False, "shuffle"),
+    "class_weight": (weighted, 2.0, 3.0, "class_weight"),
+    "seed of the shuffle": (in_order_of, 3, 4, "seed"),
+    "buffer of the shuffle": (lambda buffer: in_order_of(buffer=buffer), 40, 20, "buffer"),
+    "seed of random numbers in a map": (noisy, 5, 6, "seed"),
 }
-CHANGED_MODELS: dict[str, tuple[Callable[[], keras.Model], Callable[[], keras.Model], str]] = {
+CHANGED_MODELS: dict[str, tuple[Callable[[Any], keras.Model], Any, Any, str]] = {
     # the saved rate is restored, so that the old job continues: not what the one who changed it has asked for
-    "learning rate": (lambda: with_rate(0.1), lambda: with_rate(0.05), r"learning.rate.*0\.1.*0\.05"),
-    "rate of a second optimizer": (adversaries, lambda: adversaries(0.01), r"learning.rate.*0\.02.*0\.01"),
-    "schedule of the learning rate": (
-        lambda: with_schedule(0.1),
-        lambda: with_schedule(0.2),
-        r"learning.rate.*0\.1.*0\.2",
-    ),
-    "momentum": (lambda: with_rate(0.1, 0.9), lambda: with_rate(0.1, 0.5), r"momentum.*0\.9.*0\.5"),
-    "exclude_from_weight_decay": (
-        lambda: without_decay("bias"),
-        lambda: without_decay("kernel"),
-        "exclude_from_weight_decay.*bias.*kernel",
-    ),
-    "loss": (dense, lambda: dense(loss="mse"), "loss.*binary_crossentropy.*(mse|mean_squared)"),
-    "dtype policy": (dense, lambda: dense(dtype="mixed_bfloat16"), "dtype.*float32.*mixed_bfloat16"),
-    "run_eagerly": (lambda: dense(jit_compile=False), lambda: dense(run_eagerly=True), "run_eagerly.*False.*True"),
-    "jit_compile": (
-        lambda: dense(jit_compile=False),
-        lambda: dense(jit_compile=True),
-        "jit_compile.*False.*True",
-    ),
-    "activation": (dense, lambda: dense(activation="tanh"), "activation.*relu.*tanh"),
-    "rate of dropout": (dense, lambda: dense(rate=0.5), r"rate.*0\.3.*0\.5"),
-    "layers swapped": (lambda: of_two("left", "right"), lambda: of_two("right", "left"), "left.*right"),
-    "layers numbered by hand swapped": (
-        lambda: of_two("branch_1", "branch_2"),
-        lambda: of_two("branch_2", "branch_1"),
-        "branch.*branch_1",
-    ),
+    "learning rate": (with_rate, 0.1, 0.05, "learning.rate"),
+    "rate of a second optimizer": (adversaries, 0.02, 0.01, "learning.rate"),
+    "schedule of the learning rate": (with_schedule, 0.1, 0.2, "learning.rate"),
+    "momentum": (lambda momentum: with_rate(0.1, momentum), 0.9, 0.5, "momentum"),
+    "exclude_from_weight_decay": (without_decay, "bias", "kernel", "exclude_from_weight_decay"),
+    "loss": (lambda loss: dense(loss=loss), "binary_crossentropy", "mse", "loss"),
+    "dtype policy": (lambda dtype: dense(dtype=dtype), "float32", "mixed_bfloat16", "dtype"),
+    "run_eagerly": (lambda eager: dense(run_eagerly=eager, jit_compile=False), False, True, "run_eagerly"),
+    "jit_compile": (lambda jit_compile: dense(jit_compile=jit_compile), False, True, "jit_compile"),
+    "activation": (lambda activation: dense(activation=activation), "relu", "tanh", "activation"),
+    "rate of dropout": (lambda rate: dense(rate=rate), 0.3, 0.5, "rate"),
+    "layers swapped": (of_two("left", "right", "left"), "left", "right", ""),
+    # said as Keras would have numbered them
+    "layers numbered by hand swapped": (of_two("branch_1", "branch_2", "branch"), "branch", "branch_1", ""),
 }
-ALSO_MIRRORED = {"number of rows"}
-CHANGE_CASES: dict[str, Case] = {
-    **{
-        f"changed: {name}": of_rows(
-            "not exact",
-            before,
-            f"(?is){says}",
-            strategies=EVERYWHERE[: 1 + (name in ALSO_MIRRORED)],
-            resumed={"fit": given(after)},
-        )
-        for name, (before, after, says) in CHANGED_INPUTS.items()
-    },
-    **{
-        f"changed: {name}": Case("not exact", model=before, says=f"(?is){says}", resumed={"model": after})
-        for name, (before, after, says) in CHANGED_MODELS.items()
-    },
-}
+
+
+def changed(name: str) -> Case:
+    table = CHANGED_INPUTS if name in CHANGED_INPUTS else CHANGED_MODELS
+    make, before, after, what = table[name]
+    values = [f"{value:g}" if isinstance(value, float) else str(value) for value in (before, after)]
+    says = r"(?is)" + ".*".join([what, *map(re.escape, values)])
+    if name in CHANGED_MODELS:
+        resumed = {"model": partial(make, after)}
+        return Case("not exact", model=partial(make, before), says=says, resumed=resumed)
+    resumed = {"fit": given(partial(make, after))}
+    return of_rows("not exact", partial(make, before), says, strategies=strategies_of(name), resumed=resumed)
+
+
+CHANGE_CASES: dict[str, Case] = {f"changed: {name}": changed(name) for name in [*CHANGED_INPUTS, *CHANGED_MODELS]}
