@@ -11,6 +11,7 @@ from typing import Any
 from keras_dist_callbacks._compat.model_parts import all_layers
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks._compat.variables import GLOBAL_SEED_GENERATOR, named_variables, optimizers_within
+from keras_dist_callbacks.base.errors import ConfigError
 
 
 def unbuilt_layers(model: Any) -> list[str]:
@@ -24,6 +25,20 @@ def unbuilt_layers(model: Any) -> list[str]:
     layers = all_layers(model)
     unbuilt = [layer.name for layer in layers if not layer.built and _has_own_build(layer)]
     return unbuilt or ([model.name] if not layers or _has_own_build(model) else [])
+
+
+def require_built(model: Any) -> None:
+    """Makes sure that weights have somewhere to go.
+
+    Raises:
+        ConfigError: A layer, or the model itself, is still to make variables.
+    """
+    unbuilt = unbuilt_layers(model)
+    if unbuilt:
+        raise ConfigError(
+            f"the model is not built ({unbuilt[0]}), so saved weights cannot be loaded: give it an Input layer, or "
+            "call it on a batch or model.build(...) first"
+        )
 
 
 def has_unbuilt_layers(model: Any) -> bool:

@@ -415,7 +415,7 @@ def _load_model(
     weights_only: bool,
 ) -> tuple[Any, list[Finding]]:
     """The model of `build_fn` with the state of a file; a file that is not `.keras` is loaded by Keras alone."""
-    from keras_dist_callbacks._compat import model_file
+    from keras_dist_callbacks._compat import building, model_file
 
     config = model_file.read_config(path)
     if config is None:
@@ -428,7 +428,7 @@ def _load_model(
         return model, []
     model = build_fn()
     model_file.prepare(model, config, custom_objects, compile=compile)
-    _require_built(model, shown)
+    building.require_built(model)
     _keep_compiled_rates(model)
     try:
         differ = model_config.differences(config, model_file.config_of(model), compiled=compile)
@@ -488,9 +488,10 @@ def _rates_in_words(model: Any) -> str:
 
 
 def _load_tf_checkpoint(model: Any, path: Path, weights_only: bool) -> tuple[Any, list[Finding]]:
+    from keras_dist_callbacks._compat.building import require_built
     from keras_dist_callbacks._compat.model_file import restore_model
 
-    _require_built(model, path.name)
+    require_built(model)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
@@ -502,19 +503,10 @@ def _load_tf_checkpoint(model: Any, path: Path, weights_only: bool) -> tuple[Any
     return model, []
 
 
-def _require_built(model: Any, shown: str) -> None:
-    """Checks that the model has variables."""
-    from keras_dist_callbacks._compat.building import unbuilt_layers
-
-    if unbuilt_layers(model):
-        raise ConfigError(
-            f"build_fn returned a model that is not built, so the weights of {shown} cannot be loaded; give it an "
-            "Input layer or call model.build(...)"
-        )
-
-
 def _load_weights(model: Any, path: Path, shown: str, weights_only: bool) -> tuple[Any, list[Finding]]:
-    _require_built(model, shown)
+    from keras_dist_callbacks._compat.building import require_built
+
+    require_built(model)
     _keep_compiled_rates(model)
     return model, _load_state(model, path, shown, weights_only)
 

@@ -13,7 +13,7 @@ from keras_dist_callbacks.backups import select_backup
 from keras_dist_callbacks.backups.snapshot import VARIABLES, WorkerState, by_path
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.base import validation
-from keras_dist_callbacks.base.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.base.errors import BackupMismatchError
 from keras_dist_callbacks.base.terminal import first_few, warn
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.options import explains_arguments
@@ -194,9 +194,4 @@ def require_built(model: Any) -> None:
 
     keras_in_use.require_model(model)
     validation.instance("model", model, keras.Model, also="None")
-    unbuilt = building.unbuilt_layers(model)
-    if unbuilt:
-        raise ConfigError(
-            f"the model is not built ({unbuilt[0]}), so saved weights cannot be loaded: give it an Input layer, or "
-            "call it on a batch or model.build(...) first"
-        )
+    building.require_built(model)
