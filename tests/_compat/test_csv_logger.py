@@ -14,15 +14,9 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.base.errors import BackupError
 from keras_dist_callbacks.testing.local_cluster import run_until_done
 from tests.support import forget_runs, tiny
+from tests.support.early_exits import ActionAt, fail
 from tests.support.processes import worker_processes
-from tests.support.resume_helpers import (
-    Interruption,
-    assert_same_files,
-    close_files,
-    records,
-    run_interrupted,
-    run_uninterrupted,
-)
+from tests.support.resume_helpers import assert_same_files, attempts, close_files, records
 
 pytestmark = pytest.mark.slow  # complete fits
 
@@ -33,7 +27,7 @@ def logger(directory: Path, *, append: bool = False) -> keras.callbacks.CSVLogge
     return keras.callbacks.CSVLogger(directory / "rows.csv", append=append)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     directory = tmp_path_factory.mktemp("uninterrupted")
     tiny.fit(tiny.model(), None, [logger(directory)])
@@ -45,13 +39,8 @@ def interrupted(tmp_path: Path) -> Path:
     """A run that logged epochs 0 and 1, of which the backup knows epoch 0 alone."""
     rows = logger(tmp_path)
 
-    class StopBehindTheRow(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            if epoch == 1:
-                raise tiny.Stop
-
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), tmp_path / "backup", [rows, StopBehindTheRow()], save_freq="epoch")
+    stop = ActionAt("on_epoch_end", (1, 0), fail)
+    tiny.stopped(tiny.fit, tiny.model(), tmp_path / "backup", [rows, stop], save_freq="epoch")
     close_files([rows])
     assert (tmp_path / "rows.csv").read_bytes().count(b"\r\n") == 3
     return tmp_path
@@ -80,8 +69,7 @@ def test_a_run_interrupted_before_its_first_row_writes_one_header(
     (tmp_path / "rows.csv").write_bytes(OLD)
     for batch in (1, 2):
         rows = logger(tmp_path, append=append)
-        with pytest.raises(tiny.Stop):
-            tiny.fit(tiny.model(), tmp_path / "backup", [rows, tiny.StopAt(0, batch)])
+        tiny.interrupt(tmp_path / "backup", 0, batch, callbacks=[rows])
         close_files([rows])
     tiny.fit(tiny.model(), tmp_path / "backup", [logger(tmp_path, append=append)])
     without_header = expected.partition(b"\r\n")[2]
@@ -95,10 +83,9 @@ def test_columns_stay_as_the_first_epoch_made_them(tmp_path: Path) -> None:
         directory.mkdir(exist_ok=True)  # the rate gets a column of its own, and one for a validation it never has
         return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2), logger(directory)]
 
-    arguments: dict[str, Any] = {"model": tiny.model, "validation_data": (x, y), "validation_freq": 2, "epochs": 4}
-    run_uninterrupted(tmp_path / "uninterrupted", with_few_validations, **arguments)
-    points = (Interruption(1, 2), Interruption(2, 1, "epoch"), Interruption(3, 0))
-    run_interrupted(tmp_path / "resumed", with_few_validations, points, iter([0] * 4), **arguments)
+    given: dict[str, Any] = {"validation_data": (x, y), "validation_freq": 2, "epochs": 4, "expects": None}
+    callbacks = attempts(with_few_validations, tmp_path, [0] * 4)
+    tiny.resumes(tmp_path / "backup", at=((1, 2), (2, 1, "epoch"), (3, 0)), callbacks=callbacks, **given)
     assert_same_files(tmp_path / "resumed", tmp_path / "uninterrupted")
 
 
@@ -119,19 +106,9 @@ def test_a_later_fit_overwrites_the_file_as_the_user_has_asked_for(interrupted: 
 
 
 def test_a_fit_that_fails_before_it_begins_leaves_the_users_argument_alone(interrupted: Path, expected: bytes) -> None:
-    class Fails(keras.callbacks.Callback):
-        fails = True
-
-        def on_train_begin(self, logs: Any = None) -> None:
-            if self.fails:
-                raise tiny.Stop
-
-    rows, backup = (
-        logger(interrupted),
-        kdc.BackupAndRestore(interrupted / "backup", save_freq=1, write_options=kdc.WriteOptions(when_busy="wait")),
-    )
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), None, [Fails(), rows, backup])
+    fails = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: fail())
+    rows, backup = logger(interrupted), kdc.BackupAndRestore(interrupted / "backup", save_freq=1)
+    tiny.stopped(tiny.fit, tiny.model(), None, [fails, rows, backup])
     tiny.fit(tiny.model(), None, [rows, backup])
     assert rows.append is False
     assert (interrupted / "rows.csv").read_bytes() == expected
@@ -194,21 +171,17 @@ def test_in_a_list_that_the_user_has_built_all_is_exact_but_the_file_which_is_na
 ) -> None:
     def fit(*others: keras.callbacks.Callback) -> keras.Model:
         model, rows = tiny.model(), logger(tmp_path)
-        backup = kdc.BackupAndRestore(
-            tmp_path / "backup", save_freq=1, write_options=kdc.WriteOptions(when_busy="wait")
-        )
         arguments = {"epochs": 3, "steps": tiny.STEPS, "verbose": 0}
-        every = keras.callbacks.CallbackList([backup, rows, *others], add_history=True, model=model, **arguments)
+        every = keras.callbacks.CallbackList([*others, rows], add_history=True, model=model, **arguments)
         try:
             model.fit(tiny.shuffled(), epochs=3, verbose=0, callbacks=every, shuffle=False)
         finally:
             close_files([rows])
         return model
 
-    with pytest.raises(tiny.Stop):
-        fit(tiny.StopAt(1, 2))
     with pytest.warns(RuntimeWarning, match=r"rows\.csv has 0 of the \d+ bytes"):
-        tiny.assert_same(fit(), uninterrupted[0])
+        ended = tiny.resumes(tmp_path / "backup", run=fit, expects=None, alike=False)
+    tiny.assert_same(ended.model, uninterrupted[0])
     header, _, *others = expected.splitlines(keepends=True)
     assert (tmp_path / "rows.csv").read_bytes() == b"".join([header, *others])
 

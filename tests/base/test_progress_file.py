@@ -65,8 +65,7 @@ kdc.advanced.register_callback_state(Look, None)
 @pytest.mark.slow
 def test_fit_reports_phases_steps_and_backups(tmp_path: Path, ours: Path) -> None:
     look, steps = Look(ours), tiny.STEPS
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), tmp_path / "backup", [look, tiny.StopAt(1, 3)], save_freq=2)
+    tiny.interrupt(tmp_path / "backup", 1, 3, save_freq=2, callbacks=[look])
     one_epoch = [
         *(("batch end", Phase.STEP, 0, step) for step in range(1, steps + 1)),
         ("epoch end", Phase.EPOCH_END, 0, steps),

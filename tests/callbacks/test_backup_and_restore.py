@@ -12,81 +12,22 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_dist_callbacks as kdc
 from tests.support import forget_runs, tiny
-from tests.support.tiny import interrupt
+from tests.support.early_exits import ActionAt, fail
+from tests.support.resume_helpers import StopInValidation
 
 pytestmark = pytest.mark.slow  # complete fits
 
 
-@pytest.mark.parametrize(
-    ("epoch", "batch", "save_freq"),
-    [(1, 3, 1), (1, 3, 2), (2, 0, "epoch"), (2, 3, "epoch"), (1, 0, tiny.STEPS), (0, 2, 1)],
-)
-@pytest.mark.in_gate(1)
-def test_a_resumed_run_ends_bit_identical(
-    tmp_path: Path, uninterrupted_rich: Any, epoch: int, batch: int, save_freq: str | int
-) -> None:
-    reference, reference_history = uninterrupted_rich
-    interrupt(tmp_path, epoch, batch, save_freq, built=tiny.rich_model())
-    model = tiny.rich_model()
-    history = tiny.fit(model, tmp_path, save_freq=save_freq)
-    tiny.assert_same(model, reference)
-    assert history.history == reference_history
-    assert history.epoch == [0, 1, 2]
+def stopping_and_slowing() -> list[Any]:
+    return [
+        keras.callbacks.EarlyStopping("loss", min_delta=10, patience=2, restore_best_weights=True),
+        keras.callbacks.ReduceLROnPlateau("loss", min_delta=10, patience=1, factor=0.5),
+    ]
 
 
-def test_no_step_is_repeated_and_none_skipped(tmp_path: Path) -> None:
-    first, second = tiny.CountSteps(), tiny.CountSteps()
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), tmp_path, [first, tiny.StopAt(1, 3)])
-    tiny.fit(tiny.model(), tmp_path, [second])
-    assert first.trained + second.trained == [(e, b) for e in range(3) for b in range(tiny.STEPS)]
-
-
-def test_a_run_interrupted_again_in_the_same_epoch_still_ends_bit_identical(
-    tmp_path: Path, uninterrupted_rich: Any
-) -> None:
-    for batch in (1, 2, 4):
-        interrupt(tmp_path, 1, batch, built=tiny.rich_model())
-    model = tiny.rich_model()
-    history = tiny.fit(model, tmp_path)
-    tiny.assert_same(model, uninterrupted_rich[0])
-    assert history.history == uninterrupted_rich[1]
-
-
-def test_early_stopping_and_plateau_decide_as_if_never_interrupted(tmp_path: Path) -> None:
-    def callbacks() -> list[Any]:
-        return [
-            keras.callbacks.EarlyStopping("loss", min_delta=10, patience=2, restore_best_weights=True),
-            keras.callbacks.ReduceLROnPlateau("loss", min_delta=10, patience=1, factor=0.5),
-        ]
-
-    reference = tiny.model()
-    expected = tiny.fit(reference, None, callbacks(), epochs=6)
-    assert len(expected.epoch) == 3, "the scenario needs an early stop"
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), tmp_path, [*callbacks(), tiny.StopAt(2, 1)], epochs=6)
-    model = tiny.model()
-    history = tiny.fit(model, tmp_path, callbacks()[::-1], epochs=6)
-    tiny.assert_same(model, reference)
-    assert history.history == expected.history
-
-
-def test_a_schedule_that_changes_the_rate_every_epoch_continues(tmp_path: Path) -> None:
-    def schedule() -> Any:
-        return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
-
-    reference = tiny.model()
-    expected = tiny.fit(reference, None, [schedule()])
-    for where, freq in (((1, 2), 1), ((2, 1), "epoch")):
-        directory = tmp_path / str(freq)
-        with pytest.raises(tiny.Stop):
-            tiny.fit(tiny.model(), directory, [schedule(), tiny.StopAt(*where)], save_freq=freq)
-        model = tiny.model()
-        history = tiny.fit(model, directory, [schedule()], save_freq=freq)
-        tiny.assert_same(model, reference)
-        assert history.history["learning_rate"] == expected.history["learning_rate"]
+def halving() -> list[Any]:
+    return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)]
 
 
 class _RandomRate(keras.callbacks.Callback):
@@ -97,88 +38,69 @@ class _RandomRate(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = 0.01 * (1 + drawn)
 
 
-@pytest.mark.in_gate(1)
-@pytest.mark.parametrize(("where", "save_freq"), [((1, 3), 1), ((2, 1), "epoch")])
-def test_random_states_of_python_numpy_and_tensorflow_continue(tmp_path: Path, where: Any, save_freq: Any) -> None:
-    reference = tiny.model()
-    expected = tiny.fit(reference, None, [_RandomRate()])
-    with pytest.raises(tiny.Stop):  # stopped before anything is drawn for that step
-        tiny.fit(tiny.model(), tmp_path, [tiny.StopAt(*where), _RandomRate()], save_freq=save_freq)
-    model = tiny.model()
-    history = tiny.fit(model, tmp_path, [_RandomRate()], save_freq=save_freq)
-    tiny.assert_same(model, reference)
-    assert history.history == expected.history
+def drawing() -> list[Any]:
+    return [_RandomRate()]
 
 
-class _StopInValidation(keras.callbacks.Callback):
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.epoch = epoch
-
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self.epoch == 1:
-            raise tiny.Stop
+def endless() -> tf.data.Dataset:
+    return tiny.shuffled().repeat()
 
 
-def test_a_run_interrupted_in_validation_keeps_the_epochs_training_logs(tmp_path: Path) -> None:
-    x, y = tiny.data()
-    validation = (x[:16], y[:16])
-    reference = tiny.model()
-    expected = tiny.fit(reference, None, validation_data=validation)
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), tmp_path, [_StopInValidation()], validation_data=validation)
-    model = tiny.model()
-    history = tiny.fit(model, tmp_path, validation_data=validation)
-    tiny.assert_same(model, reference)
-    assert history.history == expected.history
+def filtered() -> tf.data.Dataset:
+    return tiny.shuffled().unbatch().filter(lambda x, y: x[0] > -10.0).batch(tiny.BATCH)
 
 
-@pytest.mark.in_gate(1)
-@pytest.mark.parametrize("steps_per_epoch", [3, 7])
-def test_an_endless_dataset_continues_where_it_was(tmp_path: Path, steps_per_epoch: int) -> None:
-    def endless() -> tf.data.Dataset:
-        return tiny.shuffled().repeat()
-
-    reference = tiny.model()
-    expected = tiny.fit(reference, None, x=endless(), steps_per_epoch=steps_per_epoch)
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), tmp_path, [tiny.StopAt(2, 2)], x=endless(), steps_per_epoch=steps_per_epoch)
-    model = tiny.model()
-    history = tiny.fit(model, tmp_path, x=endless(), steps_per_epoch=steps_per_epoch)
-    tiny.assert_same(model, reference)
-    assert history.history == expected.history
+def eight_batches() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(tiny.data()).batch(5)
 
 
-def test_a_dataset_of_unknown_length_continues_where_it_was(tmp_path: Path) -> None:
-    def filtered() -> tf.data.Dataset:
-        return tiny.shuffled().unbatch().filter(lambda x, y: x[0] > -10.0).batch(tiny.BATCH)
-
-    reference = tiny.model()
-    with pytest.warns(UserWarning, match="ran out of data"):
-        expected = tiny.fit(reference, None, x=filtered())
-    with pytest.warns(UserWarning, match="ran out of data"), pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), tmp_path, [tiny.StopAt(2, 2)], x=filtered())
-    model = tiny.model()
-    with pytest.warns(UserWarning, match="ran out of data"):
-        history = tiny.fit(model, tmp_path, x=filtered())
-    tiny.assert_same(model, reference)
-    assert history.history == expected.history
+def two_steps_at_a_time() -> keras.Model:
+    built = tiny.model()
+    built.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", steps_per_execution=2)
+    return built
 
 
-def test_steps_per_execution_continues_where_it_was(tmp_path: Path) -> None:
-    def model() -> keras.Model:
-        built = tiny.model()
-        built.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", steps_per_execution=2)
-        return built
+RICH: dict[str, Any] = {"make": tiny.rich_model}
+CHAOS = pytest.mark.chaos
+RUNS_OUT = pytest.mark.filterwarnings("ignore:.*ran out of data:UserWarning")
+RUNS: dict[str, list[Any]] = {
+    "within an epoch": [RICH, (1, 3), 1],
+    "some steps are trained again": [RICH, (1, 3), 2, CHAOS],
+    "between two epochs": [RICH, (2, 0), "epoch", CHAOS],
+    "an epoch is trained again": [RICH, (2, 3), "epoch", CHAOS],
+    "at the last step of an epoch": [RICH, (1, 0), tiny.STEPS, CHAOS],
+    "within the first epoch": [RICH, (0, 2), 1, CHAOS],
+    "several times in one epoch": [RICH, ((1, 1), (1, 2), (1, 4)), 1],
+    "a rate that changes in each epoch": [{"callbacks": halving}, (1, 2), 1],
+    "a rate that changes in each epoch, between": [{"callbacks": halving}, (2, 1), "epoch"],
+    "random states of Python, numpy and TensorFlow": [{"callbacks": drawing}, (1, 3), 1],
+    "such random states between two epochs": [{"callbacks": drawing}, (2, 1), "epoch", CHAOS],
+    "in validation": [{"validation_data": lambda: tuple(part[:16] for part in tiny.data())}, StopInValidation(1), 1],
+    "fewer steps than the dataset has": [{"x": endless, "steps_per_epoch": 3}, (2, 2), 1, CHAOS],
+    "more steps than a pass has": [{"x": endless, "steps_per_epoch": 7}, (2, 2), 1],
+    "a dataset of unknown length": [{"x": filtered}, (2, 2), 1, RUNS_OUT],
+    "two steps at a time": [{"make": two_steps_at_a_time, "x": eight_batches}, (1, 4), 1],
+    "a fit that begins at a later epoch": [{"epochs": 5, "initial_epoch": 2}, (3, 2), 1],
+}
 
-    rows = tf.data.Dataset.from_tensor_slices(tiny.data()).batch(5)  # 8 batches
-    reference = model()
-    expected = tiny.fit(reference, None, x=rows)
-    with pytest.raises(tiny.Stop):
-        tiny.fit(model(), tmp_path, [tiny.StopAt(1, 4)], x=rows)
-    resumed = model()
-    history = tiny.fit(resumed, tmp_path, x=rows)
-    tiny.assert_same(resumed, reference)
-    assert history.history == expected.history
+
+@pytest.mark.parametrize(
+    ("run", "at", "save_freq"), [pytest.param(*row[:3], marks=row[3:], id=name) for name, row in RUNS.items()]
+)
+def test_a_resumed_run_ends_bit_identical(tmp_path: Path, run: dict[str, Any], at: Any, save_freq: str | int) -> None:
+    tiny.resumes(tmp_path, at=at, save_freq=save_freq, **run, expects=None)
+
+
+def test_no_step_is_repeated_and_none_skipped(tmp_path: Path) -> None:
+    steps = tiny.CountSteps()
+    tiny.resumes(tmp_path, at=(1, 3), callbacks=lambda: [steps], alike=False)
+    assert steps.trained == [(e, b) for e in range(3) for b in range(tiny.STEPS)]
+
+
+def test_early_stopping_and_plateau_decide_as_if_never_interrupted_in_another_order_too(tmp_path: Path) -> None:
+    orders = iter([1, -1, 1])
+    ended = tiny.resumes(tmp_path, at=(2, 1), callbacks=lambda: stopping_and_slowing()[:: next(orders)], epochs=6)
+    assert len(ended.history.epoch) == 3, "the scenario needs an early stop"
 
 
 def test_the_backup_is_gone_after_fit(tmp_path: Path) -> None:
@@ -197,33 +119,25 @@ def test_a_kept_backup_of_a_finished_run_runs_no_step_and_returns_the_history(
     model, steps = tiny.model(), tiny.CountSteps()
     history = tiny.fit(model, tmp_path, [steps], options=keep)
     assert steps.trained == []
-    assert history.history == uninterrupted[1]
-    tiny.assert_same(model, uninterrupted[0])
+    tiny.assert_same([model, history.history], uninterrupted)
 
 
 def test_a_finished_run_continues_with_more_epochs(tmp_path: Path) -> None:
-    reference = tiny.model()
-    expected = tiny.fit(reference, None, epochs=5)
-    keep = {"delete_checkpoint": False}
-    tiny.fit(tiny.model(), tmp_path, epochs=3, options=keep)
-    model = tiny.model()
-    history = tiny.fit(model, tmp_path, epochs=5, options=keep)
-    tiny.assert_same(model, reference)
-    assert history.history == expected.history
+    def run(epochs: int, directory: Path | None) -> list[Any]:
+        model = tiny.model()
+        return [model, tiny.fit(model, directory, epochs=epochs, options={"delete_checkpoint": False})]
+
+    run(3, tmp_path)
+    tiny.assert_same(run(5, tmp_path), run(5, None))
 
 
 def test_a_run_killed_before_its_end_was_committed_runs_no_step_again(tmp_path: Path, uninterrupted: Any) -> None:
-    class StopAtTrainEnd(keras.callbacks.Callback):
-        def on_train_end(self, logs: Any = None) -> None:
-            raise tiny.Stop
-
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), tmp_path, [StopAtTrainEnd()], save_freq="epoch")
+    stop = keras.callbacks.LambdaCallback(on_train_end=lambda logs: fail())
+    tiny.stopped(tiny.fit, tiny.model(), tmp_path, [stop], save_freq="epoch")
     model, steps = tiny.model(), tiny.CountSteps()
     history = tiny.fit(model, tmp_path, [steps], save_freq="epoch")
     assert steps.trained == []
-    assert history.history == uninterrupted[1]
-    tiny.assert_same(model, uninterrupted[0])
+    tiny.assert_same([model, history.history], uninterrupted)
 
 
 @pytest.mark.parametrize("error", [tiny.Stop("the user's own"), KeyboardInterrupt()])
@@ -238,49 +152,22 @@ def test_after_an_exception_nothing_is_left_and_a_second_fit_resumes(
     steps = tiny.CountSteps()
     history = tiny.fit(model, tmp_path, [steps])
     assert steps.trained[0] == (1, 3)
-    tiny.assert_same(model, uninterrupted[0])
-    assert history.history == uninterrupted[1]
+    tiny.assert_same([model, history.history], uninterrupted)
 
 
 def test_an_exception_outside_of_the_training_loop_leaves_nothing_either(tmp_path: Path, uninterrupted: Any) -> None:
-    class StopAtEpochEnd(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            if epoch == 1:
-                raise tiny.Stop
-
-    callback = kdc.BackupAndRestore(tmp_path, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait"))
+    callback = tiny.backed_up(tmp_path)
     model = tiny.model()
-    with pytest.raises(tiny.Stop):
-        tiny.fit(model, None, [callback, StopAtEpochEnd()])
+    tiny.stopped(tiny.fit, model, None, [callback, ActionAt("on_epoch_end", (1, 0), fail)])
     history = tiny.fit(model, None, [callback])
-    tiny.assert_same(model, uninterrupted[0])
-    assert history.history == uninterrupted[1]
+    tiny.assert_same([model, history.history], uninterrupted)
 
 
 def test_a_later_fit_of_the_same_model_starts_at_its_own_epoch(tmp_path: Path) -> None:
-    interrupt(tmp_path, 2, 1)
-    model = tiny.model()
-    tiny.fit(model, tmp_path)
-    steps = tiny.CountSteps()
+    model, steps = tiny.resumes(tmp_path, at=(2, 1)).model, tiny.CountSteps()
     tiny.fit(model, None, [steps], epochs=1)
     assert steps.trained == [(0, b) for b in range(tiny.STEPS)]
 
 
-def test_a_fit_that_begins_at_a_later_epoch_resumes_exactly(tmp_path: Path) -> None:
-    reference = tiny.model()
-    expected = tiny.fit(reference, None, epochs=5, initial_epoch=2)
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), tmp_path, [tiny.StopAt(3, 2)], epochs=5, initial_epoch=2)
-    model = tiny.model()
-    history = tiny.fit(model, tmp_path, epochs=5, initial_epoch=2)
-    tiny.assert_same(model, reference)
-    assert history.history == expected.history
-    assert history.epoch == [2, 3, 4]
-
-
-def test_any_fsspec_path_holds_a_backup(uninterrupted: Any, request: pytest.FixtureRequest) -> None:
-    url = f"memory://{request.node.name}/backup"
-    interrupt(url, 1, 3)  # type: ignore[arg-type]
-    model = tiny.model()
-    tiny.fit(model, url)
-    tiny.assert_same(model, uninterrupted[0])
+def test_any_fsspec_path_holds_a_backup(request: pytest.FixtureRequest) -> None:
+    tiny.resumes(f"memory://{request.node.name}/backup", at=(1, 3))

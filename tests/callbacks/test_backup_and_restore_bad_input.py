@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,17 @@ from tests.support.grouped import grouped
 pytestmark = pytest.mark.slow  # complete fits
 
 
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("interrupted")
+    tiny.interrupt(directory, 1, 1, built=tiny.rich_model())
+    return directory
+
+
 @pytest.fixture
-def backup(tmp_path: Path) -> Path:
+def backup(interrupted: Path, tmp_path: Path) -> Path:
     """A backup of an interrupted run."""
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.rich_model(), tmp_path, [tiny.StopAt(1, 1)])
-    return tmp_path
+    return Path(shutil.copytree(interrupted, tmp_path / "backup"))
 
 
 def assert_refused_and_untouched(backup: Path, model: keras.Model, error: type[Exception], match: str) -> None:
@@ -78,12 +84,12 @@ def test_a_directory_that_cannot_be_written_is_an_error_before_training(tmp_path
 
 
 def test_a_backup_of_another_architecture_names_the_first_variables(backup: Path) -> None:
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(7)
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(7), keras.layers.Dense(1, name="head")])
-    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy", "AUC"])
+    def make() -> keras.Model:
+        return tiny.sequential(keras.layers.Dense(7), keras.layers.Dense(1, name="head"))
+
+    model = tiny.compiled(make, "adam", "binary_crossentropy", metrics=["accuracy", "AUC"])
     match = (
-        r"does not match the backup. Only in the model: sequential/head/kernel, .* only in the backup: seed_generator/"
+        "does not match the backup. Only in the model: sequential/head/kernel, .* only in the backup: seed_generator/"
     )
     assert_refused_and_untouched(backup, model, BackupMismatchError, match)
 
@@ -116,8 +122,7 @@ def test_two_backup_callbacks_in_one_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_dataset_that_ends_before_the_resumed_step_is_an_error(backup: Path) -> None:
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.rich_model(), backup, [tiny.StopAt(1, 4)])
+    tiny.interrupt(backup, 1, 4, built=tiny.rich_model())
     steps, before = tiny.CountSteps(), files(backup)
     with pytest.raises(kdc.BackupError, match="the input ended before the 4 batches"):
         tiny.fit(tiny.rich_model(), backup, [steps], x=tiny.shuffled().take(2))
@@ -132,15 +137,12 @@ def test_an_input_that_is_another_one_in_each_run_may_end_before_the_resumed_ste
     loose.deterministic = False
     several = tiny.shuffled().map(lambda x, y: (x, y), num_parallel_calls=2)
     dataset = several.filter(lambda x, y: True).with_options(loose)  # of unknown length
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.rich_model(), tmp_path, [tiny.StopAt(1, 4)], x=dataset)
-    steps = tiny.CountSteps()
-    backup = kdc.BackupAndRestore(tmp_path)
-    with pytest.warns(RuntimeWarning, match=r"(?s)not exact:.*Dataset.map\(.* with deterministic=False"):
-        tiny.fit(tiny.rich_model(), None, [steps, backup], x=dataset.take(2))
-    assert backup.restored is not None
-    assert backup.restored.verdict == "not exact"
-    assert steps.trained == [(2, 0), (2, 1)]
+    given: dict[str, Any] = {"x": dataset, "then": {"x": dataset.take(2)}, "expects": "not exact"}
+    said = r"Dataset.map\(.* with deterministic=False"
+    ended = tiny.resumes(
+        tmp_path, tiny.rich_model, at=(1, 4), callbacks=lambda: [tiny.CountSteps()], saying=said, **given
+    )
+    assert ended.callbacks[0].trained == [(2, 0), (2, 1)]
 
 
 def test_a_manifest_that_names_a_path_outside_of_the_directory_is_refused(backup: Path) -> None:

@@ -95,8 +95,7 @@ def test_a_kill_in_any_epoch_changes_nothing_of_it(
 ) -> None:
     url, (written, kept) = memory_url(), TABLE[given]
     backup = kdc.BackupAndRestore(tmp_path, delete_checkpoint=False, verbose=0)
-    with pytest.raises(tiny.Stop):
-        fit(tiny_model(), Values(), saving(url, given), backup, tiny.StopAt(epoch, 1), epochs=12)
+    tiny.stopped(fit, tiny_model(), Values(), saving(url, given), backup, tiny.StopAt(epoch, 1), epochs=12)
     shared_writer().wait()
     backup = kdc.BackupAndRestore(tmp_path, delete_checkpoint=False, verbose=0)
     fit(tiny_model(), Values(), saving(url, given), backup, epochs=12)

@@ -17,7 +17,7 @@ from keras_dist_callbacks.backups.retention import Rules
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.end_note import END_NOTE, EndNote
 from keras_dist_callbacks.checkpoints.record import CHECKPOINT, CheckpointRecord
-from tests.support import ROOT
+from tests.support import ROOT, tiny
 from tests.support.checkpoints import opened
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -46,8 +46,7 @@ def test_a_checkpoint_of_version_1_is_read_and_loaded(name: str, tmp_path: Path)
     else:
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         model.load_weights(tmp_path / name)
-    for ours, expected in zip(model.get_weights(), WEIGHTS, strict=True):
-        np.testing.assert_array_equal(ours, expected)
+    tiny.assert_same(model.get_weights(), WEIGHTS)
 
 
 def test_a_record_with_the_rules_of_its_run_is_read(tmp_path: Path) -> None:

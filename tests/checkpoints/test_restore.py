@@ -3,7 +3,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -12,6 +11,7 @@ from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.base.errors import BackupMismatchError, ConfigError, DamagedBackupError
 from keras_dist_callbacks.cluster.cluster import Cluster
+from tests.support import tiny
 from tests.support.callback_helpers import fit, ignore_keras_warnings, memory_url, tiny_model
 from tests.support.checkpoints import listed
 from tests.support.cli_backups import flip
@@ -27,10 +27,6 @@ def trained(directory: object, name: str = "ckpt-{epoch}.keras", epochs: int = 2
     model = tiny_model(keras.optimizers.Adam(0.01))
     fit(model, ModelCheckpoint(f"{directory}/{name}", **kwargs), epochs=epochs)
     return model
-
-
-def state_of(model: keras.Model) -> list[np.ndarray[Any, Any]]:
-    return [np.array(v.numpy()) for v in [*model.weights, *model.optimizer.variables]]
 
 
 def test_without_a_checkpoint_the_model_is_built_and_said_to_be_new(
@@ -51,8 +47,7 @@ def test_the_newest_model_is_restored_with_its_optimizer_and_its_place(
     directory = tmp_path if place == "local" else memory_url()
     original = trained(directory)
     model = make_or_restore_model(rebuilt, directory)
-    for restored, wanted in zip(state_of(model), state_of(original), strict=True):
-        np.testing.assert_array_equal(restored, wanted)
+    tiny.assert_same(tiny.values(model), tiny.values(original))
     path = f"{directory}/ckpt-2.keras"
     assert restored_from(model) == Restored(path, 2, 6, (Finding("checkpoint"),))
     assert restored_from(model).initial_epoch == 2
@@ -66,8 +61,7 @@ def test_the_newest_model_is_restored_with_its_optimizer_and_its_place(
 def test_weights_go_into_a_built_model_with_the_optimizer_state(tmp_path: Path) -> None:
     original = trained(tmp_path, "w.weights.h5", save_weights_only=True)
     model = make_or_restore_model(lambda: tiny_model(keras.optimizers.Adam(0.01)), tmp_path)
-    for restored, wanted in zip(state_of(model), state_of(original), strict=True):
-        np.testing.assert_array_equal(restored, wanted)
+    tiny.assert_same(tiny.values(model), tiny.values(original))
     assert restored_from(model).step == 6
 
 

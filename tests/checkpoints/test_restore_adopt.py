@@ -18,6 +18,7 @@ from keras_dist_callbacks import BackupAndRestore, Checkpointer, ModelCheckpoint
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.base.errors import BackupMismatchError, ConfigError
+from tests.support import tiny
 from tests.support.callback_helpers import fit, ignore_keras_warnings, tiny_model
 from tests.support.processes import worker_processes
 
@@ -34,15 +35,6 @@ def theirs() -> keras.Model:
     model = built()
     fit(model, epochs=2)
     return model
-
-
-def state_of(model: keras.Model) -> list[np.ndarray[Any, Any]]:
-    return [np.array(v.numpy()) for v in [*model.weights, *model.optimizer.variables]]
-
-
-def assert_same_state(model: keras.Model, other: keras.Model) -> None:
-    for found, wanted in zip(state_of(model), state_of(other), strict=True):
-        np.testing.assert_array_equal(found, wanted)
 
 
 def save_keras(model: keras.Model, directory: Path) -> None:
@@ -84,7 +76,7 @@ def test_of_what_another_tool_left_the_weights_alone_are_taken_if_asked_for(
 ) -> None:
     save(theirs, tmp_path)
     model = make_or_restore_model(built, tmp_path, adopt=True, weights_only=True)
-    assert all(np.array_equal(*pair) for pair in zip(model.get_weights(), theirs.get_weights(), strict=True))
+    tiny.assert_same(model.get_weights(), theirs.get_weights())
     assert [float(np.sum(v)) for v in model.optimizer.variables[2:]] == [0.0] * len(model.optimizer.variables[2:])
     assert int(model.optimizer.iterations) == 0
     said = f"the optimizer starts from its initial state; weights adopted from {tmp_path}/theirs"
@@ -101,7 +93,7 @@ def test_what_another_tool_left_is_taken_with_its_optimizer_and_said(
     save(theirs, tmp_path)
     before = sorted(path.name for path in tmp_path.iterdir())
     model = make_or_restore_model(built, tmp_path, adopt=True)
-    assert_same_state(model, theirs)
+    tiny.assert_same(tiny.values(model), tiny.values(theirs))
     out = capsys.readouterr().out
     assert f"model adopted from {tmp_path}/theirs" in out
     assert "which another tool wrote (its epoch is not known, step 6); give fit() initial_epoch=..." in out
@@ -114,8 +106,7 @@ def test_a_legacy_file_is_taken_as_far_as_keras_loads_it(tmp_path: Path) -> None
     fit(model)
     model.save(tmp_path / "theirs.h5")
     adopted = make_or_restore_model(built, tmp_path, adopt=True)
-    for found, wanted in zip(adopted.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    tiny.assert_same(adopted.get_weights(), model.get_weights())
     assert restored_from(adopted).step == 3
 
 
@@ -144,7 +135,7 @@ def test_the_backup_of_keras_own_callback_tells_its_epoch(tmp_path: Path, capsys
     model = built()
     fit(model, keras.callbacks.BackupAndRestore(tmp_path / "keras", delete_checkpoint=False), epochs=2)
     adopted = make_or_restore_model(built, tmp_path / "keras", adopt=True)
-    assert_same_state(adopted, model)
+    tiny.assert_same(tiny.values(adopted), tiny.values(model))
     assert restored_from(adopted).initial_epoch == 2
     assert "2 epochs finished, step 6); give fit() initial_epoch=2" in capsys.readouterr().out
 
@@ -203,6 +194,7 @@ import keras_dist_callbacks as kdc
 
 strategy = kdc.make_strategy("multi_worker")
 import keras, numpy as np
+from tests.support import tiny
 from tests.support.callback_helpers import tiny_model
 
 with strategy.scope():
@@ -228,8 +220,7 @@ def test_all_workers_take_the_same_one_and_pass_over_the_same(theirs: keras.Mode
         assert "adopted from" in cluster.log(0)
     for worker in range(2):
         with np.load(f"{directory}-{worker}.npz") as weights:
-            for found, wanted in zip(weights.values(), theirs.get_weights(), strict=True):
-                np.testing.assert_array_equal(found, wanted)
+            tiny.assert_same([*weights.values()], theirs.get_weights())
 
 
 class Interrupt(keras.callbacks.Callback):

@@ -16,7 +16,7 @@ from keras_dist_callbacks.base.errors import BackupMismatchError, ConfigError, D
 from tests.run.test_checkpointer import loop
 from tests.state.test_resharding import recorded, run
 from tests.stress.test_kill_matrix import STRATEGIES
-from tests.support import tiny
+from tests.support import files, tiny
 from tests.support.processes import worker_processes
 
 pytestmark = pytest.mark.slow  # complete fits
@@ -30,19 +30,12 @@ def trained(tmp_path: Path) -> keras.Model:
     return model
 
 
-def contents(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-
-
 def test_without_a_model_it_is_a_dict_of_arrays_by_path(trained: keras.Model, tmp_path: Path) -> None:
-    before = contents(tmp_path)
+    before = files(tmp_path)
     found = kdc.load_backup(tmp_path / "backup")
-    expected = tiny.state(trained)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
-        assert not found[name].flags.writeable
-    assert contents(tmp_path) == before
+    tiny.assert_same(found, tiny.state(trained))
+    assert not any(value.flags.writeable for value in found.values())
+    assert files(tmp_path) == before
 
 
 @pytest.mark.in_gate(1)
@@ -57,8 +50,7 @@ def test_a_model_gets_weights_optimizer_and_metrics(trained: keras.Model, tmp_pa
     assert kdc.load_backup(str(tmp_path / "backup"), model) is model
     np.testing.assert_array_equal(model.optimizer.iterations.numpy(), 2 * tiny.STEPS)
     for ours, theirs in ((model, trained), (model.optimizer, trained.optimizer)):
-        for one, other in zip(ours.variables, theirs.variables, strict=True):
-            np.testing.assert_array_equal(one.numpy(), other.numpy(), err_msg=one.path)
+        tiny.assert_same([v.numpy() for v in ours.variables], [v.numpy() for v in theirs.variables])
     assert model.evaluate(*tiny.data(), verbose=0) == trained.evaluate(*tiny.data(), verbose=0)
 
 
@@ -70,14 +62,10 @@ def test_a_quantized_model_that_was_made_again_has_its_variables_in_another_orde
     model = keras.models.model_from_json(trained.to_json())
     assert [v.path for v in model.variables] != [v.path for v in trained.variables]
     kdc.load_backup(tmp_path, model)
-    for layer, other in zip(model.layers, trained.layers, strict=True):
-        ours = {Path(variable.path).name: variable.numpy() for variable in layer.variables}
-        for variable in other.variables:
-            np.testing.assert_array_equal(ours[Path(variable.path).name], variable.numpy(), err_msg=variable.path)
+    named = ([{Path(v.path).name: v.numpy() for v in layer.variables} for layer in m.layers] for m in (model, trained))
+    tiny.assert_same(*named)
     np.testing.assert_array_equal(model.optimizer.iterations.numpy(), 2 * tiny.STEPS)
-    assert len(model.optimizer.variables) == len(trained.optimizer.variables)
-    for variable, other in zip(model.optimizer.variables, trained.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), other.numpy(), err_msg=variable.path)
+    tiny.assert_same(*([v.numpy() for v in one.optimizer.variables] for one in (model, trained)))
 
 
 @pytest.mark.in_gate(1)
@@ -87,8 +75,7 @@ def test_a_model_that_only_evaluates_gets_the_weights(trained: keras.Model, tmp_
     if optimizer is not None:
         model.compile(optimizer, "mse")
     kdc.load_backup(tmp_path / "backup", model)
-    for one, other in zip(model.variables, trained.variables, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy(), err_msg=one.path)
+    tiny.assert_same([v.numpy() for v in model.variables], [v.numpy() for v in trained.variables])
 
 
 def test_an_older_backup_can_be_named(tmp_path: Path) -> None:
@@ -104,7 +91,7 @@ def test_an_older_backup_can_be_named(tmp_path: Path) -> None:
 def test_a_damaged_backup_is_skipped_and_left_where_it_is(trained: keras.Model, tmp_path: Path) -> None:
     [older, newer] = sorted((tmp_path / "backup" / "commits").iterdir())
     newer.write_bytes(newer.read_bytes()[:-1])
-    before = contents(tmp_path)
+    before = files(tmp_path)
     with pytest.warns(RuntimeWarning, match=f"a damaged backup was skipped: .*{newer.name}"):
         kdc.load_backup(tmp_path / "backup", tiny.rich_model())
     with pytest.raises(DamagedBackupError, match=newer.name):
@@ -113,7 +100,7 @@ def test_a_damaged_backup_is_skipped_and_left_where_it_is(trained: keras.Model, 
     before[str(older.relative_to(tmp_path))] = b"{}"
     with pytest.raises(DamagedBackupError, match="none of the 2 backups"):
         kdc.load_backup(tmp_path / "backup")
-    assert contents(tmp_path) == before
+    assert files(tmp_path) == before
 
 
 def test_what_cannot_be_read_is_reported(trained: keras.Model, tmp_path: Path) -> None:
@@ -128,7 +115,7 @@ def test_what_cannot_be_read_is_reported(trained: keras.Model, tmp_path: Path) -
     with pytest.raises(BackupMismatchError, match=r"does not match the backup: .* is not in it"):
         kdc.load_backup(tmp_path / "backup", larger)
     after = tiny.state(other)
-    assert all(np.array_equal(before[name], after[name]) for name in before)
+    tiny.assert_same({name: after[name] for name in before}, before)
     with pytest.raises(ConfigError, match=r"not built .*Input"):
         kdc.load_backup(tmp_path / "backup", keras.Sequential([keras.layers.Dense(1)]))
 
@@ -151,35 +138,33 @@ kdc.advanced.register_callback_state(ReadBeside, None)
 
 
 def test_a_reader_next_to_a_training_disturbs_nothing_and_reads_what_training_had(tmp_path: Path) -> None:
-    reference, model, reader = tiny.rich_model(), None, ReadBeside(tmp_path)
-    tiny.fit(reference, None, epochs=4)
-    model = tiny.rich_model()
+    reader, model = ReadBeside(tmp_path), tiny.rich_model()
     tiny.fit(model, tmp_path, [reader], epochs=4)
+    reference = tiny.rich_model()
+    tiny.fit(reference, None, epochs=4)
     tiny.assert_same(model, reference)
     assert len(reader.read) > 10
     for found in reader.read:
         had = reader.had[int(found["adam/iteration"])]
-        for variable, value in zip(model.variables, had, strict=True):
-            np.testing.assert_array_equal(found[variable.path], value, err_msg=variable.path)
+        tiny.assert_same([found[variable.path] for variable in model.variables], had)
 
 
 def test_the_backup_of_a_loop_is_read_alike(tmp_path: Path) -> None:
     model, *_ = loop(tmp_path, delete_checkpoint=False)
     found = kdc.load_backup(tmp_path, tiny.model())
-    for one, other in zip(found.variables, model.variables, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy(), err_msg=one.path)
+    tiny.assert_same([v.numpy() for v in found.variables], [v.numpy() for v in model.variables])
 
 
 def test_a_loop_does_not_continue_from_a_fit_nor_a_fit_from_a_loop(tmp_path: Path) -> None:
     model = tiny.model()
     tiny.fit(model, tmp_path / "fit", epochs=1, options={"delete_checkpoint": False})
     loop(tmp_path / "loop", delete_checkpoint=False)
-    before = contents(tmp_path)
+    before = files(tmp_path)
     with pytest.raises(BackupMismatchError, match=r"is that of a fit\(\) with BackupAndRestore, .* load_backup"):
         kdc.Checkpointer(tmp_path / "fit", model=tiny.model()).restore()
     with pytest.raises(BackupMismatchError, match=r"is that of a loop with Checkpointer, .* load_backup"):
         tiny.fit(tiny.model(), tmp_path / "loop", epochs=4)
-    assert contents(tmp_path) == before
+    assert files(tmp_path) == before
 
 
 @pytest.mark.in_gate(1)
@@ -188,7 +173,7 @@ def test_a_loop_does_not_continue_from_a_fit_nor_a_fit_from_a_loop(tmp_path: Pat
 @pytest.mark.parametrize(("written", "read"), [("multi-worker-2", "mirrored-2"), ("mirrored-2", "multi-worker-2")])
 def test_a_backup_is_read_under_another_strategy(tmp_path: Path, written: str, read: str) -> None:
     run(tmp_path, written, "first", "--epochs", "1")
-    saved, before = recorded(tmp_path / "first"), contents(tmp_path / "backup")
+    saved, before = recorded(tmp_path / "first"), files(tmp_path / "backup")
     for name, value in kdc.load_backup(tmp_path / "backup").items():
         path, _, replica = name.partition("@")
         np.testing.assert_array_equal(value, saved[f"{path}#0@{replica or 0}"], err_msg=name)
@@ -202,4 +187,4 @@ def test_a_backup_is_read_under_another_strategy(tmp_path: Path, written: str, r
         assert told["iterations"] == 9
         for name, value in told["weights"].items():
             np.testing.assert_array_equal(np.array(value, "float32"), saved[f"{name}#0@0"], err_msg=name)
-    assert contents(tmp_path / "backup") == before
+    assert files(tmp_path / "backup") == before

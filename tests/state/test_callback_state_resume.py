@@ -19,12 +19,11 @@ from keras_dist_callbacks.state import callback_state
 from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings
 from tests.support.resume_helpers import (
-    Interruption,
+    StopInValidation,
     assert_same_files,
+    attempts,
     orders,
     records,
-    run_interrupted,
-    run_uninterrupted,
     saved_models,
 )
 
@@ -33,12 +32,12 @@ pytestmark = [ignore_keras_warnings, pytest.mark.slow]
 X, Y = tiny.data()
 VALIDATION = (X[:16], Y[:16])
 POINTS = (
-    Interruption(0, 2),
-    Interruption(1, 3, save_freq=2),  # a step is trained again
-    Interruption(1, None),  # after the last step of an epoch
-    Interruption(2, 0),
-    Interruption(2, 3, save_freq="epoch"),  # between two epochs, three steps are trained again
-    Interruption(3, 4),
+    (0, 2),
+    (1, 3, 2),  # a step is trained again
+    StopInValidation(1),  # after the last step of an epoch
+    (2, 0),
+    (2, 3, "epoch"),  # between two epochs, three steps are trained again
+    (3, 4),
 )
 
 
@@ -141,9 +140,11 @@ def foreign_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any, Any]:
-    directory = tmp_path_factory.mktemp("watched")
-    return directory, *run_uninterrupted(directory, watchers, model=tiny.model, epochs=6, validation_data=VALIDATION)
+def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tiny.Ended]:
+    directory, model = tmp_path_factory.mktemp("watched"), tiny.model()
+    callbacks = watchers(directory)
+    history = tiny.fit(model, None, callbacks, epochs=6, validation_data=VALIDATION)
+    return directory, tiny.Ended(model, history, callbacks)
 
 
 @pytest.mark.in_gate(1)
@@ -152,16 +153,15 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any, A
 def test_stops_files_rows_events_and_states_are_those_of_an_uninterrupted_run(
     tmp_path: Path, watched: Any, chain: int
 ) -> None:
-    reference, expected_model, expected_history, expected_callbacks = watched
-    assert expected_history.epoch == [0, 1, 2, 3], "the scenario needs an early stop"
-    model, history, callbacks = run_interrupted(
-        tmp_path, watchers, POINTS, orders(chain), model=tiny.model, epochs=6, validation_data=VALIDATION
-    )
-    tiny.assert_same(model, expected_model)
-    assert (history.epoch, history.history) == (expected_history.epoch, expected_history.history)
-    assert seen(callbacks) == seen(expected_callbacks)
+    reference, expected = watched
+    assert expected.history.epoch == [0, 1, 2, 3], "the scenario needs an early stop"
+    callbacks = attempts(watchers, tmp_path, orders(chain, len(POINTS) + 1))
+    given: dict[str, Any] = {"epochs": 6, "validation_data": VALIDATION, "expects": None, "alike": False}
+    ended = tiny.resumes(tmp_path / "backup", at=POINTS, callbacks=callbacks, **given)
+    tiny.assert_same(ended, expected)
+    assert seen(ended.callbacks) == seen(expected.callbacks)
     assert records(reference)
-    assert_same_files(tmp_path, reference)
+    assert_same_files(tmp_path / "resumed", reference)
 
 
 class Values(keras.callbacks.Callback):
@@ -188,12 +188,10 @@ def test_values_that_are_no_number_leave_the_decisions_of_an_uninterrupted_run(t
             keras.callbacks.ReduceLROnPlateau("gain", mode="max", patience=1),
         ]
 
-    expected, *_ = run_uninterrupted(tmp_path / "whole", compares, model=tiny.model, epochs=4)
-    points = (Interruption(1, 2), Interruption(3, 1))
-    model, *_ = run_interrupted(tmp_path / "cut", compares, points, iter([0, 0, 0]), model=tiny.model, epochs=4)
-    tiny.assert_same(model, expected)
-    assert saved_models(tmp_path / "cut") == saved_models(tmp_path / "whole")
-    ours = sorted(path.name.partition(".")[0] for path in (tmp_path / "cut" / "ours").glob("*.h5"))
+    callbacks = attempts(compares, tmp_path, [0, 0, 0])
+    tiny.resumes(tmp_path / "backup", at=((1, 2), (3, 1)), callbacks=callbacks, epochs=4, expects=None)
+    assert saved_models(tmp_path / "resumed") == saved_models(tmp_path / "uninterrupted")
+    ours = sorted(path.name.partition(".")[0] for path in (tmp_path / "resumed" / "ours").glob("*.h5"))
     assert ours == ["cost-3", "cost-4", "gain-1", "gain-2"]
 
 
@@ -216,28 +214,30 @@ class Rates(keras.callbacks.Callback):
 def test_learning_rates_are_those_of_an_uninterrupted_run_step_by_step(
     tmp_path: Path, chain: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found: dict[tuple[int, int], float] = {}
+    rates: dict[str, dict[tuple[int, int], float]] = {"resumed": {}, "uninterrupted": {}}
+    printed = []
 
     def changing_rates(directory: Path) -> list[Any]:
+        printed.append((directory.name, capsys.readouterr().out))  # of the run before
         return [
             keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
             keras.callbacks.ReduceLROnPlateau("loss", min_delta=10, patience=1, cooldown=2, factor=0.5),
             keras.callbacks.ReduceLROnPlateau("loss", min_delta=10, patience=2, factor=0.25),
             kdc.PrintLR(freq=4),
-            Rates(found),
+            Rates(rates[directory.name]),
         ]
 
-    reference, *_ = run_uninterrupted(tmp_path, changing_rates, model=tiny.model, epochs=5)
-    expected, found = found, {}
-    printed = set(capsys.readouterr().out.splitlines())
-    assert len(set(expected.values())) == 5, "the scenario needs a new rate each epoch"
-    points = (Interruption(1, 2), Interruption(2, 3, "epoch"), Interruption(3, 0))
-    model, *_ = run_interrupted(tmp_path, changing_rates, points, orders(chain), model=tiny.model, epochs=5)
-    assert found == expected
-    tiny.assert_same(model, reference)
-    assert {
-        line for line in capsys.readouterr().out.splitlines() if not line.startswith("kdc: Resumed from")
-    } == printed
+    callbacks = attempts(changing_rates, tmp_path, orders(chain, 4))
+    places = ((1, 2), (2, 3, "epoch"), (3, 0))
+    tiny.resumes(tmp_path / "backup", at=places, callbacks=callbacks, epochs=5, expects=None)
+    assert len(set(rates["uninterrupted"].values())) == 5, "the scenario needs a new rate each epoch"
+    assert rates["resumed"] == rates["uninterrupted"]
+    of_resumes = {line for _, text in printed for line in text.splitlines() if "kdc: Resumed from" not in line}
+    assert of_resumes == set(capsys.readouterr().out.splitlines())
+
+
+def averaged() -> keras.Model:
+    return tiny.model(optimizer=keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))
 
 
 @pytest.mark.in_gate(1)
@@ -246,9 +246,6 @@ def test_learning_rates_are_those_of_an_uninterrupted_run_step_by_step(
 def test_averaged_weights_are_swapped_as_in_an_uninterrupted_run(
     tmp_path: Path, swap_on_epoch: bool, order: int
 ) -> None:
-    def averaged() -> keras.Model:
-        return tiny.model(optimizer=keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))
-
     def swapping(directory: Path) -> list[Any]:
         return [
             keras.callbacks.SwapEMAWeights(swap_on_epoch=swap_on_epoch),
@@ -256,28 +253,21 @@ def test_averaged_weights_are_swapped_as_in_an_uninterrupted_run(
             keras.callbacks.TensorBoard(directory / "board", update_freq=2),
         ]
 
-    arguments: dict[str, Any] = {"model": averaged, "epochs": 3, "validation_data": VALIDATION}
-    reference, expected, _ = run_uninterrupted(tmp_path / "uninterrupted", swapping, order, **arguments)
-    points = (Interruption(1, 2), Interruption(1, None), Interruption(2, 1, "epoch"))
-    same_order = iter([order] * (len(points) + 1))
-    model, history, _ = run_interrupted(tmp_path / "resumed", swapping, points, same_order, **arguments)
-    tiny.assert_same(model, reference)
-    assert history.history == expected.history
+    callbacks = attempts(swapping, tmp_path, [order] * 4)
+    given: dict[str, Any] = {"validation_data": VALIDATION, "expects": None}
+    places = ((1, 2), StopInValidation(1), (2, 1, "epoch"))
+    tiny.resumes(tmp_path / "backup", averaged, at=places, callbacks=callbacks, **given)
     assert_same_files(tmp_path / "resumed", tmp_path / "uninterrupted")
 
 
 @pytest.mark.chaos
 def test_the_swap_is_right_when_the_order_changes_too(tmp_path: Path) -> None:
-    def averaged() -> keras.Model:
-        return tiny.model(optimizer=keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))
-
     def swapping(directory: Path) -> list[Any]:
         return [keras.callbacks.SwapEMAWeights(swap_on_epoch=True), Own(), lambda_with_state()]
 
-    reference, *_ = run_uninterrupted(tmp_path, swapping, model=averaged, epochs=3)
-    points = (Interruption(1, 0, "epoch"), Interruption(1, 2), Interruption(2, 1, "epoch"))
-    model, *_ = run_interrupted(tmp_path, swapping, points, iter([0, 1, 2, 0]), model=averaged, epochs=3)
-    tiny.assert_same(model, reference)
+    callbacks = attempts(swapping, tmp_path, [0, 1, 2, 0])
+    places = ((1, 0, "epoch"), (1, 2), (2, 1, "epoch"))
+    tiny.resumes(tmp_path / "backup", averaged, at=places, callbacks=callbacks, expects=None)
 
 
 def with_a_nan_at(step: int) -> tf.data.Dataset:
@@ -288,17 +278,13 @@ def with_a_nan_at(step: int) -> tf.data.Dataset:
 @pytest.mark.in_gate(1)
 @pytest.mark.parametrize("interrupted_at", [(0, 4), (1, 2), (1, 3)])
 def test_training_ends_at_the_same_nan(tmp_path: Path, interrupted_at: tuple[int, int]) -> None:
-    nan_at = (1, 3)
-    arguments: dict[str, Any] = {"steps_per_epoch": tiny.STEPS, "epochs": 4}
-    step = nan_at[0] * tiny.STEPS + nan_at[1]
-    first, second = tiny.CountSteps(), tiny.CountSteps()
-    terminate, stop = keras.callbacks.TerminateOnNaN(), tiny.StopAt(*interrupted_at)
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), tmp_path, [first, terminate, stop], x=with_a_nan_at(step), **arguments)
-    history = tiny.fit(tiny.model(), tmp_path, [terminate, second], x=with_a_nan_at(step), **arguments)
-    assert (first.trained + second.trained)[-1] == nan_at
-    assert len(first.trained + second.trained) == step + 1
-    assert history.epoch == [0, 1]
+    steps, step = tiny.CountSteps(), tiny.STEPS + 3
+    given: dict[str, Any] = {"x": lambda: with_a_nan_at(step), "steps_per_epoch": tiny.STEPS, "epochs": 4}
+    callbacks = lambda: [steps, keras.callbacks.TerminateOnNaN()]  # noqa: E731
+    ended = tiny.resumes(tmp_path, at=interrupted_at, callbacks=callbacks, expects=None, alike=False, **given)
+    assert steps.trained[-1] == (1, 3)
+    assert len(steps.trained) == step + 1
+    assert ended.history.epoch == [0, 1]
 
 
 @pytest.mark.skipif(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import re
@@ -18,7 +17,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks._compat.tensorboard_state import pushes_each_step
 from tests.support import tiny
 from tests.support.callback_helpers import scalars
-from tests.support.resume_helpers import Interruption, orders, run_interrupted
+from tests.support.resume_helpers import StopInValidation
 
 pytestmark = pytest.mark.slow  # complete fits
 
@@ -38,25 +37,19 @@ def shown_steps(output: str) -> dict[str, list[str]]:
 @pytest.mark.in_gate(1)
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("length_is_known", [True, False])
-@pytest.mark.parametrize(("batch", "first"), [(3, "4/5"), (None, "5/5")])
+@pytest.mark.parametrize(("stop", "first"), [(tiny.StopAt(1, 3), "4/5"), (StopInValidation(1), "5/5")])
 def test_the_progress_bar_continues_at_the_right_step(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], length_is_known: bool, batch: int | None, first: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], length_is_known: bool, stop: Any, first: str
 ) -> None:
     rows = tf.data.Dataset.from_tensor_slices((X, Y)).batch(tiny.BATCH)
     if not length_is_known:
         rows = rows.filter(lambda x, y: True)
 
     def fit(*callbacks: Any) -> None:
-        backup = kdc.BackupAndRestore(
-            tmp_path, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait"), verbose=0
-        )
-        every = [*callbacks, backup]
-        tiny.model().fit(rows, epochs=3, validation_data=VALIDATION, shuffle=False, callbacks=every, verbose=1)
+        capsys.readouterr()
+        tiny.model().fit(rows, epochs=3, validation_data=VALIDATION, shuffle=False, callbacks=callbacks, verbose=1)
 
-    with pytest.raises(tiny.Stop):
-        fit(Interruption(1, batch).callback())
-    capsys.readouterr()
-    fit()
+    tiny.resumes(tmp_path, run=fit, at=stop, options={"verbose": 0}, expects=None, alike=False)
     shown = shown_steps(capsys.readouterr().out)
     assert list(shown) == ["2", "3"]
     assert shown["2"][0] == first
@@ -65,10 +58,12 @@ def test_the_progress_bar_continues_at_the_right_step(
 
 
 def test_the_progress_bar_may_come_and_go(tmp_path: Path) -> None:
-    for verbose, stop in ((0, [tiny.StopAt(0, 2)]), (2, [tiny.StopAt(0, 3)]), (0, [])):
-        every = [*stop, kdc.BackupAndRestore(tmp_path, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait"))]
-        with pytest.raises(tiny.Stop) if stop else contextlib.nullcontext():
-            tiny.model().fit(tiny.shuffled(), shuffle=False, verbose=verbose, callbacks=every)
+    verbose = iter([0, 2, 0])
+
+    def fit(*callbacks: Any) -> None:
+        tiny.model().fit(tiny.shuffled(), shuffle=False, verbose=next(verbose), callbacks=callbacks)
+
+    tiny.resumes(tmp_path, run=fit, at=((0, 2), (0, 3)), expects=None, alike=False)
 
 
 def test_each_epoch_is_sent_to_a_server_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,11 +75,9 @@ def test_each_epoch_is_sent_to_a_server_once(tmp_path: Path, monkeypatch: pytest
         SimpleNamespace(post=lambda url, data, headers: sent.append(json.loads(data["data"])["epoch"])),
     )
 
-    def monitored(directory: Path) -> list[Any]:
-        return [keras.callbacks.RemoteMonitor("http://localhost:9")]
-
-    points = (Interruption(0, 2), Interruption(1, 0, "epoch"), Interruption(2, 4))
-    run_interrupted(tmp_path, monitored, points, orders(0), model=tiny.model, epochs=3)
+    monitors = lambda: [keras.callbacks.RemoteMonitor("http://localhost:9")]  # noqa: E731
+    places = ((0, 2), (1, 0, "epoch"), (2, 4))
+    tiny.resumes(tmp_path, at=places, callbacks=monitors, expects=None, alike=False)
     assert sent == [0, 1, 2]
 
 
@@ -93,9 +86,9 @@ def test_each_epoch_is_sent_to_a_server_once(tmp_path: Path, monkeypatch: pytest
 def test_summaries_of_the_users_own_get_the_right_step_and_speeds_are_those_of_this_process(
     tmp_path: Path, board: Any
 ) -> None:
-    def logging(directory: Path) -> list[Any]:
+    def logging() -> list[Any]:
         return [
-            board(directory / "board", update_freq=1, write_steps_per_second=True),
+            board(tmp_path / "board", update_freq=1, write_steps_per_second=True),
             keras.callbacks.LambdaCallback(
                 on_epoch_begin=lambda epoch, logs: tf.summary.scalar("epoch_begins", float(epoch))
             ),
@@ -106,7 +99,8 @@ def test_summaries_of_the_users_own_get_the_right_step_and_speeds_are_those_of_t
         model.optimizer.iterations.assign(10**6)  # which a speed that counts from 0 would show
         return model
 
-    run_interrupted(tmp_path, logging, [Interruption(1, 0, "epoch"), Interruption(2, 2)], orders(0), model=steady)
+    given: dict[str, Any] = {"at": ((1, 0, "epoch"), (2, 2)), "expects": None, "alike": False}
+    tiny.resumes(tmp_path / "backup", steady, callbacks=logging, **given)
     run = tmp_path / "board" / "train"
     begins = sorted(set(scalars(run)["epoch_begins"]))
     if pushes_each_step():

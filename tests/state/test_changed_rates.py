@@ -145,8 +145,7 @@ def _loop(directory: Path, rate: float, stop: int | None = None, *, after: float
 
 @pytest.mark.finds("rate-kept-in-loop")
 def test_a_loop_names_the_rate_in_force_and_how_to_set_the_new_one(tmp_path: Path) -> None:
-    with pytest.raises(tiny.Stop):
-        _loop(tmp_path, OLD, 1)
+    tiny.stopped(_loop, tmp_path, OLD, 1)
     with pytest.raises(tiny.Stop), pytest.warns(RuntimeWarning) as told:
         _loop(tmp_path, NEW, 1)
     assert f"{FROM_TO}0.125, stays in force; to set the new one, assign optimizer.learning_rate = 0.25 after" in str(
@@ -157,6 +156,5 @@ def test_a_loop_names_the_rate_in_force_and_how_to_set_the_new_one(tmp_path: Pat
 
 
 def test_a_loop_of_the_same_rate_says_nothing_of_it(tmp_path: Path) -> None:
-    with pytest.raises(tiny.Stop):
-        _loop(tmp_path, OLD, 1)
+    tiny.stopped(_loop, tmp_path, OLD, 1)
     assert _loop(tmp_path, OLD) == [OLD] * 5

@@ -18,6 +18,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.run.engine.writer import shared_writer
 from tests.support import tiny
+from tests.support.callback_helpers import memory_url
 from tests.support.cli_backups import kdc_json
 from tests.support.early_exits import FOREVER
 
@@ -62,9 +63,9 @@ class Loop:
         self.state["running"] += float(value)
         self.state["counts"] += 1
 
-    def run(self, directory: Path, stop: tuple[int, int] | None = None) -> dict[str, Any]:
+    def run(self, directory: Path | None, stop: tuple[int, int] | None = None) -> dict[str, Any]:
         with kdc.Checkpointer(
-            directory,
+            directory or memory_url(),
             model=self.model,
             optimizer=self.optimizer,
             metrics=[self.metric],
@@ -139,22 +140,12 @@ LOOPS = {
 def test_what_a_loop_does_before_its_first_batch_is_as_in_a_run_without_a_restart(
     tmp_path: Path, name: str, stop: tuple[int, int]
 ) -> None:
-    expected = Loop(**LOOPS[name]).run(tmp_path / "reference")
-    with pytest.raises(tiny.Stop):
-        Loop(**LOOPS[name]).run(tmp_path / "backup", stop)
-    found = Loop(**LOOPS[name]).run(tmp_path / "backup")
-    assert found.keys() == expected.keys()
-    for part in expected:
-        np.testing.assert_array_equal(found[part], expected[part], part)
+    tiny.script_resumes(tmp_path, lambda directory, stop: Loop(**LOOPS[name]).run(directory, stop), stop)
 
 
 def test_it_holds_for_a_second_restart_in_the_same_epoch(tmp_path: Path) -> None:
     both = {**LOOPS["numpy"], **LOOPS["a metric that is reset"]}
-    expected = Loop(**both).run(tmp_path / "reference")
-    for stop in ((1, 1), (1, 3)):
-        with pytest.raises(tiny.Stop):
-            Loop(**both).run(tmp_path / "backup", stop)
-    assert Loop(**both).run(tmp_path / "backup")["history"] == expected["history"]
+    tiny.script_resumes(tmp_path, lambda directory, stop: Loop(**both).run(directory, stop), (1, 1), (1, 3))
 
 
 def test_an_exception_before_the_first_batch_of_a_resumed_epoch_saves_what_was_restored(tmp_path: Path) -> None:
@@ -164,13 +155,11 @@ def test_an_exception_before_the_first_batch_of_a_resumed_epoch_saves_what_was_r
         if loop.state["running"]:
             raise tiny.Stop
 
-    numpy_order = LOOPS["numpy"]
-    expected = Loop(**numpy_order).run(tmp_path / "reference")
-    with pytest.raises(tiny.Stop):
-        Loop(**numpy_order).run(tmp_path / "backup", (1, 2))
-    with pytest.raises(tiny.Stop):
-        Loop(**numpy_order, begin=fails).run(tmp_path / "backup")
-    assert Loop(**numpy_order).run(tmp_path / "backup")["history"] == expected["history"]
+    def script(directory: Path | None, stop: Any) -> dict[str, Any]:
+        begins = {"begin": fails} if stop == "at its begin" else {}
+        return Loop(**LOOPS["numpy"], **begins).run(directory, stop)
+
+    tiny.script_resumes(tmp_path, script, (1, 2), "at its begin")
 
 
 def test_what_is_set_between_restore_and_the_first_epoch_stays(tmp_path: Path) -> None:
@@ -178,8 +167,7 @@ def test_what_is_set_between_restore_and_the_first_epoch_stays(tmp_path: Path) -
         loop.optimizer.learning_rate.assign(0.125)
         return 0.0
 
-    with pytest.raises(tiny.Stop):
-        Loop().run(tmp_path, (1, 2))
+    tiny.stopped(Loop().run, tmp_path, (1, 2))
     edited = Loop(once=with_rate)
     edited.run(tmp_path)
     assert float(edited.optimizer.learning_rate) == 0.125
@@ -196,10 +184,16 @@ class Steps:
         self.trained: list[tuple[int, int]] = []
 
     def run(
-        self, directory: Path, take: Callable[..., Any], stop: int | None = None, *, epochs: int = 4, **options: Any
+        self,
+        directory: Path | None,
+        take: Callable[..., Any],
+        stop: int | None = None,
+        *,
+        epochs: int = 4,
+        **options: Any,
     ) -> Steps:
         with kdc.Checkpointer(
-            directory,
+            directory or memory_url(),
             **{"model": self.model, "variables": [self.count], "save_freq": 1, "write_options": WAIT, **options},
         ) as checkpointer:
             checkpointer.restore()
@@ -238,20 +232,21 @@ def test_a_loop_without_a_dataset_trains_each_step_once(
     tmp_path: Path, take: Callable[..., Any], steps: int, stop: int, repeated: int
 ) -> None:
     """One that does not say where it is is saved at the ends of its epochs: the unsaved steps are trained again."""
-    expected = Steps(steps).run(tmp_path / "reference", take).value
-    with pytest.raises(tiny.Stop):
-        Steps(steps).run(tmp_path / "backup", take, stop)
-    resumed = Steps(steps).run(tmp_path / "backup", take)
-    assert resumed.value == expected
-    assert len(resumed.trained) == 4 * steps - stop + repeated
+    ran = []
+
+    def script(directory: Path | None, stop: int | None) -> int:
+        ran.append(Steps(steps))
+        return ran[-1].run(directory, take, stop).value
+
+    tiny.script_resumes(tmp_path, script, stop)
+    assert len(ran[1].trained) == 4 * steps - stop + repeated
 
 
 @pytest.mark.finds("loop-begins")
 def test_of_a_first_epoch_whose_steps_are_unknown_a_resume_names_the_condition(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(tiny.Stop):
-        Steps().run(tmp_path, _alone, 2)
+    tiny.stopped(Steps().run, tmp_path, _alone, 2)
     capsys.readouterr()
     Steps().run(tmp_path, _alone)
     assert "and if your loop begins the interrupted epoch at checkpointer.batch" in capsys.readouterr().out
@@ -286,11 +281,8 @@ def test_an_epoch_of_two_passes_is_saved_in_its_first_one_and_at_its_end(tmp_pat
         yield from checkpointer.batches(range(steps))
         yield from checkpointer.batches(range(10, 10 + steps))
 
-    expected = Steps().run(tmp_path / "reference", two).value
     for stop in (7, 10):
-        with pytest.raises(tiny.Stop):
-            Steps().run(tmp_path / f"backup{stop}", two, stop)
-        assert Steps().run(tmp_path / f"backup{stop}", two).value == expected
+        tiny.script_resumes(tmp_path / f"{stop}", lambda place, stop: Steps().run(place, two, stop).value, stop)
 
 
 def test_two_iterators_in_turn_are_saved_at_the_ends_of_epochs(tmp_path: Path) -> None:
@@ -298,11 +290,14 @@ def test_two_iterators_in_turn_are_saved_at_the_ends_of_epochs(tmp_path: Path) -
         one, other = (checkpointer.iterator(range(steps * by), made_for_epoch=True) for by in (1, 1))
         yield from (first * 10 + second for first, second in zip(one, other, strict=True))
 
-    expected = Steps().run(tmp_path / "reference", in_turn)
-    with pytest.raises(tiny.Stop):
-        Steps().run(tmp_path / "backup", in_turn, 5)
-    found = Steps().run(tmp_path / "backup", in_turn)
-    assert found.value == expected.value
+    ran = []
+
+    def script(directory: Path | None, stop: int | None) -> int:
+        ran.append(Steps())
+        return ran[-1].run(directory, in_turn, stop).value
+
+    tiny.script_resumes(tmp_path, script, 5)
+    _, found, expected = ran
     assert found.trained == expected.trained[3:]
 
 

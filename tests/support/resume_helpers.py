@@ -6,15 +6,13 @@ import hashlib
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import h5py
 import keras
 import numpy as np
-import pytest
 
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from tests.support import tiny
@@ -39,49 +37,31 @@ class StopInValidation(keras.callbacks.Callback):
             raise tiny.Stop
 
 
-@dataclass(frozen=True)
-class Interruption:
-    """Where a run ends and how often it has saved until there: at `batch`, or in validation if that is None."""
-
-    epoch: int
-    batch: int | None
-    save_freq: int | str = 1
-
-    def callback(self) -> keras.callbacks.Callback:
-        return StopInValidation(self.epoch) if self.batch is None else tiny.StopAt(self.epoch, self.batch)
-
-
 def in_order(callbacks: Sequence[Any], order: int) -> list[Any]:
     """One of three orders of a list: as it is, backwards, every other one first."""
     return [list(callbacks), list(callbacks)[::-1], [*callbacks[1::2], *callbacks[::2]]][order % 3]
 
 
-def orders(chain: int) -> Iterator[int]:
+def orders(chain: int, attempts: int) -> list[int]:
     """The orders of successive attempts: each is kept once and changed once; chain 1 changes where chain 0 keeps."""
-    attempt = chain
-    while True:
-        yield attempt // 2 + chain
-        attempt += 1
+    return [attempt // 2 + chain for attempt in range(chain, chain + attempts)]
 
 
-def run_interrupted(
-    directory: Path, make: Make, points: Sequence[Interruption], order: Iterator[int], **arguments: Any
-) -> tuple[keras.Model, keras.callbacks.History, list[Any]]:
-    """Interrupts at each point, resumes each time with new objects, and lets the last run end."""
-    for point in points:
-        callbacks = in_order(make(directory), next(order))
-        with pytest.raises(tiny.Stop):
-            tiny.fit(
-                arguments["model"](),
-                directory / "backup",
-                [*callbacks, point.callback()],
-                **{**_without_model(arguments), "save_freq": point.save_freq},
-            )
-        close_files(callbacks)
-    callbacks = in_order(make(directory), next(order))
-    model = arguments["model"]()
-    history = tiny.fit(model, directory / "backup", callbacks, save_freq=1, **_without_model(arguments))
-    return model, history, callbacks
+def attempts(make: Make, directory: Path, orders: Sequence[int]) -> Callable[[], list[Any]]:
+    """`callbacks` of `tiny.resumes`: for each attempt in its order, and then for a run that is not interrupted.
+
+    They write to `directory / "resumed"` and to `directory / "uninterrupted"`.
+    """
+    made: list[Any] = []
+    left = iter([*(("resumed", order) for order in orders), ("uninterrupted", orders[-1])])
+
+    def callbacks() -> list[Any]:
+        close_files(made)
+        name, order = next(left)
+        made[:] = in_order(make(directory / name), order)
+        return list(made)
+
+    return callbacks
 
 
 def close_files(callbacks: Sequence[Any]) -> None:
@@ -90,17 +70,6 @@ def close_files(callbacks: Sequence[Any]) -> None:
         file = getattr(getattr(callback, "callback", callback), "csv_file", None)
         if file is not None:
             file.close()
-
-
-def run_uninterrupted(
-    directory: Path, make: Make, order: int = 0, **arguments: Any
-) -> tuple[keras.Model, keras.callbacks.History, list[Any]]:
-    model, callbacks = arguments["model"](), in_order(make(directory), order)
-    return model, tiny.fit(model, None, callbacks, **_without_model(arguments)), callbacks
-
-
-def _without_model(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if name != "model"}
 
 
 def saved_models(directory: Path) -> dict[str, str]:

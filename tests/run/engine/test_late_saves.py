@@ -215,9 +215,7 @@ def test_a_late_backup_is_taken_at_the_first_step_after_the_one_before_and_resum
 
     monkeypatch.setattr(BackupStore, "check_ownership", wait)
     late = {"when_busy": "late"}
-    callbacks = [Release(tiny.STEPS + 2, go_on), tiny.StopAt(1, 3)]
-    with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), tmp_path, callbacks, save_freq=3, epochs=2, options=late)
+    tiny.interrupt(tmp_path, 1, 3, 3, callbacks=[Release(tiny.STEPS + 2, go_on)], epochs=2, options=late)
     assert shared_writer().wait(60)
     store = BackupStore(Storage.open(tmp_path))
     assert [store.manifest(commit).position.step for commit in store.commits()] == [3, tiny.STEPS + 2]

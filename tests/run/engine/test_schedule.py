@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.run.engine.schedule import SavePolicy, Schedule, parse_save_freq
-from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny
 
 
@@ -170,13 +168,7 @@ def test_an_overhead_that_is_not_a_share_is_refused(share: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("save_freq", "first"), [("auto", 20), (datetime.timedelta(microseconds=1), 1)])
 def test_a_run_that_saves_by_measure_continues_exactly(tmp_path: Path, save_freq: Any, first: int) -> None:
-    reference = tiny.model()
-    tiny.fit(reference, None, epochs=6)
-    tiny.interrupt(tmp_path, 5, 3, save_freq=save_freq, epochs=6)
-    newest = BackupStore(Storage.open(tmp_path)).commits()[-1]
-    saved_at = BackupStore(Storage.open(tmp_path)).manifest(newest).position.step
-    assert saved_at >= first
-    model, steps = tiny.model(), tiny.CountSteps()
-    tiny.fit(model, tmp_path, [steps], epochs=6, save_freq=save_freq)
-    assert len(steps.trained) == 6 * tiny.STEPS - saved_at
-    tiny.assert_same(model, reference)
+    given: dict[str, Any] = {"save_freq": save_freq, "epochs": 6, "expects": None}
+    ended = tiny.resumes(tmp_path, at=(5, 3), callbacks=lambda: [tiny.CountSteps()], **given)
+    assert ended.restored.step >= first
+    assert len(ended.callbacks[0].trained) == 6 * tiny.STEPS - ended.restored.step

@@ -47,7 +47,7 @@ def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # a process that is to end ignores it
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def reference() -> keras.Model:
     return fit(None)
 
