@@ -32,6 +32,10 @@ pytestmark = [ignore_keras_warnings, pytest.mark.slow]  # complete fits
 INF, NAN = math.inf, math.nan
 
 
+def best_only(path: Any, **options: Any) -> ModelCheckpoint:
+    return ModelCheckpoint(path, monitor="loss", save_best_only=True, **options)
+
+
 def names(directory: Path) -> list[str]:
     return sorted(p.name for p in directory.iterdir() if not p.name.endswith(".json"))
 
@@ -78,13 +82,6 @@ def test_epochs_in_the_record_are_the_finished_ones(tmp_path: Path) -> None:
     assert (found.record.epoch, found.record.step, found.kind) == (2, 6, "model")
 
 
-def test_save_best_only_writes_improvements_only(tmp_path: Path) -> None:
-    checkpoint = ModelCheckpoint(tmp_path / "{epoch}.keras", monitor="loss", save_best_only=True)
-    fit(tiny_model(), SetLoss(3.0, 5.0, 2.0, 2.0), checkpoint, epochs=4)
-    assert names(tmp_path) == ["1.keras", "3.keras"]
-    assert checkpoint.best == 2.0
-
-
 class Report(keras.callbacks.Callback):
     """Replaces the logs of each epoch by given ones."""
 
@@ -111,7 +108,7 @@ class Report(keras.callbacks.Callback):
 def test_without_a_value_to_compare_save_best_only_saves_and_replaces_nothing_and_warns_once(
     tmp_path: Path, given: list[dict[str, Any]], saved: list[int], best: float | None, said: str
 ) -> None:
-    checkpoint = ModelCheckpoint(tmp_path / "{epoch}.keras", monitor="loss", save_best_only=True)
+    checkpoint = best_only(tmp_path / "{epoch}.keras")
     with pytest.warns(UserWarning, match=said) as caught:
         fit(tiny_model(), Report(*given), checkpoint, epochs=len(given))
     (warning,) = [one for one in caught if "ModelCheckpoint" in str(one.message)]
@@ -121,17 +118,19 @@ def test_without_a_value_to_compare_save_best_only_saves_and_replaces_nothing_an
 
 
 @pytest.mark.parametrize(
-    ("mode", "given", "saved", "best"),
+    ("options", "given", "saved", "best"),
     [
-        ("min", [INF, 2.0, INF], [1, 2], 2.0),
-        ("min", [3.0, -INF, 1.0, -INF], [1, 2], -INF),
-        ("max", [2.0, INF, 3.0, NAN], [1, 2], INF),
+        ({}, [3.0, 5.0, 2.0, 2.0], [1, 3], 2.0),
+        ({"initial_value_threshold": 2.5}, [3.0, 2.0], [2], 2.0),
+        ({"mode": "min"}, [INF, 2.0, INF], [1, 2], 2.0),
+        ({"mode": "min"}, [3.0, -INF, 1.0, -INF], [1, 2], -INF),
+        ({"mode": "max"}, [2.0, INF, 3.0, NAN], [1, 2], INF),
     ],
 )
-def test_infinite_values_are_compared_as_any_others(
-    tmp_path: Path, mode: str, given: list[float], saved: list[int], best: float
+def test_save_best_only_writes_improvements_on_the_best_or_the_threshold_alone(
+    tmp_path: Path, options: dict[str, Any], given: list[float], saved: list[int], best: float
 ) -> None:
-    checkpoint = ModelCheckpoint(tmp_path / "{epoch}.keras", monitor="loss", save_best_only=True, mode=mode)
+    checkpoint = best_only(tmp_path / "{epoch}.keras", **options)
     fit(tiny_model(), SetLoss(*given), checkpoint, epochs=len(given))
     assert names(tmp_path) == [f"{epoch}.keras" for epoch in saved]
     assert checkpoint.best == best
@@ -157,16 +156,8 @@ def test_a_name_with_the_value_in_it_needs_it_only_where_a_file_is_saved(tmp_pat
     assert [name.partition("-")[0] for name in names(tmp_path)] == ["2"]
 
 
-def test_initial_value_threshold_has_to_be_beaten(tmp_path: Path) -> None:
-    checkpoint = ModelCheckpoint(
-        tmp_path / "{epoch}.keras", monitor="loss", save_best_only=True, initial_value_threshold=2.5
-    )
-    fit(tiny_model(), SetLoss(3.0, 2.0), checkpoint, epochs=2)
-    assert names(tmp_path) == ["2.keras"]
-
-
 def test_save_best_only_works_on_batches_too(tmp_path: Path) -> None:
-    fit(tiny_model(), ModelCheckpoint(tmp_path / "{batch}.keras", monitor="loss", save_best_only=True, save_freq=1))
+    fit(tiny_model(), best_only(tmp_path / "{batch}.keras", save_freq=1))
     assert "1.keras" in names(tmp_path)
 
 
@@ -207,7 +198,7 @@ def test_all_workers_but_the_chief_write_nothing_and_decide_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(directory: Path) -> dict[str, Any]:
-        checkpoint = ModelCheckpoint(directory / "{epoch}.keras", monitor="loss", save_best_only=True, verbose=1)
+        checkpoint = best_only(directory / "{epoch}.keras", verbose=1)
         fit(tiny_model(), SetLoss(3.0, 5.0, 2.0), checkpoint, epochs=3)
         return checkpoint.get_state()
 
@@ -221,11 +212,11 @@ def test_all_workers_but_the_chief_write_nothing_and_decide_the_same(
 
 
 def test_best_and_counters_come_back_from_a_state_of_json(tmp_path: Path) -> None:
-    first = ModelCheckpoint(tmp_path / "{epoch}-{batch}.keras", monitor="loss", save_best_only=True, save_freq=4)
+    first = best_only(tmp_path / "{epoch}-{batch}.keras", save_freq=4)
     fit(tiny_model(), first)
     first.best = 1.5
     state = json.loads(json.dumps(first.get_state()))
-    second = ModelCheckpoint(tmp_path / "{epoch}-{batch}.keras", monitor="loss", save_best_only=True, save_freq=4)
+    second = best_only(tmp_path / "{epoch}-{batch}.keras", save_freq=4)
 
     class Restore(keras.callbacks.Callback):
         def on_train_begin(self, logs: Any = None) -> None:
@@ -238,7 +229,7 @@ def test_best_and_counters_come_back_from_a_state_of_json(tmp_path: Path) -> Non
 
 
 def test_a_better_file_published_after_the_backup_is_not_replaced_by_a_worse_one(tmp_path: Path) -> None:
-    first = ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True)
+    first = best_only(tmp_path / "best.keras")
     states = []
 
     class Backup(keras.callbacks.Callback):
@@ -246,7 +237,7 @@ def test_a_better_file_published_after_the_backup_is_not_replaced_by_a_worse_one
             states.append(first.get_state())
 
     fit(tiny_model(), SetLoss(3.0, 1.0), first, Backup(), epochs=2)
-    second = ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True)
+    second = best_only(tmp_path / "best.keras")
 
     class Restore(keras.callbacks.Callback):
         def on_train_begin(self, logs: Any = None) -> None:
@@ -259,26 +250,26 @@ def test_a_better_file_published_after_the_backup_is_not_replaced_by_a_worse_one
 
 
 def test_a_run_without_backup_but_from_a_checkpoint_continues_with_its_best(tmp_path: Path) -> None:
-    fit(tiny_model(), SetLoss(1.0), ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True))
+    fit(tiny_model(), SetLoss(1.0), best_only(tmp_path / "best.keras"))
     model = make_or_restore_model(tiny_model, tmp_path / "best.keras")
-    checkpoint = ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True)
+    checkpoint = best_only(tmp_path / "best.keras")
     fit(model, SetLoss(2.0), checkpoint)
     assert checkpoint.best == 1.0
 
 
 def test_a_fresh_run_in_an_old_directory_starts_with_no_best(tmp_path: Path) -> None:
     for loss in (1.0, 2.0):
-        checkpoint = ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True)
+        checkpoint = best_only(tmp_path / "best.keras")
         fit(tiny_model(), SetLoss(loss), checkpoint)
     assert checkpoint.best == 2.0
 
 
 def test_a_damaged_best_file_is_no_ones_best(tmp_path: Path) -> None:
-    fit(tiny_model(), SetLoss(1.0), ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True))
+    fit(tiny_model(), SetLoss(1.0), best_only(tmp_path / "best.keras"))
     (tmp_path / "best.keras").write_bytes(b"damaged")
     fit(tiny_model(), ModelCheckpoint(tmp_path / "other.keras"))
     model = make_or_restore_model(tiny_model, tmp_path / "other.keras")
-    checkpoint = ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True)
+    checkpoint = best_only(tmp_path / "best.keras")
     fit(model, SetLoss(2.0), checkpoint)
     assert checkpoint.best == 2.0
     assert latest_checkpoint(tmp_path) is not None
@@ -343,7 +334,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 def test_the_best_file_is_tried_again_though_no_better_one_follows(tmp_path: Path, failing: set[int]) -> None:
     failing |= {1, 2}
-    checkpoint = ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True)
+    checkpoint = best_only(tmp_path / "best.keras")
     written = Written(checkpoint)
     with pytest.warns(RuntimeWarning, match=r"best\.keras failed and training continues.*tried again.*store is away"):
         fit(tiny_model(), SetLoss(3.0, 2.0, 2.5, 2.6, 2.7), written, checkpoint, epochs=5)
@@ -373,7 +364,7 @@ def test_a_try_that_lasts_longer_than_an_epoch_is_not_begun_once_more(
                 go_on.set()
 
     monkeypatch.setattr(Storage, "replace", slow)
-    checkpoint = ModelCheckpoint(memory_url() + "/best.keras", monitor="loss", save_best_only=True)
+    checkpoint = best_only(memory_url() + "/best.keras")
     with pytest.warns(RuntimeWarning, match="store is away"):
         fit(tiny_model(), SetLoss(1.0, 2.0, 2.0, 2.0, 2.0), Hold(), checkpoint, epochs=5)
     assert tries == ["best.keras"] * 2

@@ -226,16 +226,15 @@ def test_random_numbers_that_a_trace_has_drawn_are_a_condition(where: str, draw:
     tiny.resumes(tmp_path, run=fit, at=(1, 3), expects="exact if")
 
 
-def test_random_numbers_of_a_step_that_is_run_eagerly_are_none(tmp_path: Path) -> None:
-    def fit(*callbacks: Any) -> keras.Model:
-        keras.utils.set_random_seed(3)
-        model = noisy(drawn_from_numpy)
-        model.compile("sgd", "binary_crossentropy", run_eagerly=True)
-        acts = AtEpoch(dict.fromkeys(range(3), lambda _: drawn_from_numpy()))
-        tiny.fit(model, None, [acts, *callbacks], validation_data=tiny.data())
-        return model
+def drawing_at_epochs() -> list[Any]:
+    return [AtEpoch(dict.fromkeys(range(3), lambda _: drawn_from_numpy()))]
 
-    tiny.resumes(tmp_path, run=fit, at=(1, 3))
+
+def test_random_numbers_of_a_step_that_is_run_eagerly_are_none(tmp_path: Path) -> None:
+    def make() -> keras.Model:
+        return tiny.compiled(lambda: noisy(drawn_from_numpy), "sgd", "binary_crossentropy", run_eagerly=True)
+
+    tiny.resumes(tmp_path, make, at=(1, 3), callbacks=drawing_at_epochs, validation_data=tiny.data())
 
 
 def test_random_numbers_that_a_model_is_made_with_are_none(tmp_path: Path) -> None:
@@ -244,13 +243,10 @@ def test_random_numbers_that_a_model_is_made_with_are_none(tmp_path: Path) -> No
         layer.level = draw()
         return layer
 
-    def fit(*callbacks: Any) -> None:
-        keras.utils.set_random_seed(3)
-        model = keras.Sequential([keras.Input((6,)), noise(drawn_from_numpy), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-        tiny.fit(model, None, [AtEpoch(dict.fromkeys(range(3), lambda _: drawn_from_numpy())), *callbacks])
+    def make() -> keras.Model:
+        return tiny.compiled(lambda: tiny.sequential(noise(drawn_from_numpy), keras.layers.Dense(1)))
 
-    tiny.resumes(tmp_path, run=fit, at=(1, 3))
+    tiny.resumes(tmp_path, make, at=(1, 3), callbacks=drawing_at_epochs)
 
 
 SETTINGS = [1.0]
@@ -296,11 +292,9 @@ class Warm(Scaled):
 def test_a_value_that_is_another_one_only_while_a_trace_reads_it_is_a_condition(
     own_function: bool, by: str, tmp_path: Path
 ) -> None:
-    def fit(*callbacks: Any) -> None:
-        tiny.fit(scaled(Warm), None, [SetsAround(own_function=own_function, by=by), *callbacks])
-
     wanted = "SETTINGS" if by == "item" else "warmth" if own_function else "scale"
-    tiny.resumes(tmp_path, run=fit, at=(2, 3), expects="exact if", saying=wanted)
+    sets = lambda: [SetsAround(own_function=own_function, by=by)]  # noqa: E731
+    tiny.resumes(tmp_path, lambda: scaled(Warm), at=(2, 3), callbacks=sets, expects="exact if", saying=wanted)
 
 
 class Buffered(keras.Model):
@@ -432,17 +426,12 @@ def test_a_step_is_traced_with_the_layers_frozen_as_they_were_also_where_validat
 ) -> None:
     """The optimizer has no variables for the layers; validation has traced, too, when they were frozen."""
 
-    def fit(*callbacks: Any) -> keras.Model:
-        keras.utils.clear_session(free_memory=False)
-        keras.utils.set_random_seed(3)
-        model = keras.Sequential([keras.Input((6,)), *(keras.layers.Dense(5) for _ in range(3)), keras.layers.Dense(1)])
-        for layer in model.layers[:3]:
-            layer.trainable = False
-        model.compile(keras.optimizers.Adam(0.02), "mse")
-        tiny.fit(model, None, [Unfreezes(), *callbacks], epochs=4, validation_data=tiny.data())
-        return model
+    def make() -> keras.Model:
+        frozen = (keras.layers.Dense(5, trainable=False) for _ in range(3))
+        return tiny.compiled(lambda: tiny.sequential(*frozen, keras.layers.Dense(1)), "adam")
 
-    ended = tiny.resumes(tmp_path, run=fit, at=(2, 3), expects=None)
+    given: dict[str, Any] = {"epochs": 4, "validation_data": tiny.data(), "expects": None}
+    ended = tiny.resumes(tmp_path, make, at=(2, 3), callbacks=lambda: [Unfreezes()], **given)
     assert ended.restored.verdict in ("exact", "exact if"), ended.restored
 
 
@@ -456,11 +445,9 @@ class Activates(keras.callbacks.Callback):
 
 
 def test_another_activation_of_a_layer_is_named(tmp_path: Path) -> None:
-    def fit(*callbacks: Any) -> None:
-        keras.utils.set_random_seed(3)
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, "relu"), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-        tiny.fit(model, None, [Activates(), *callbacks], epochs=4)
+    def make() -> keras.Model:
+        return tiny.compiled(lambda: tiny.sequential(keras.layers.Dense(5, "relu"), keras.layers.Dense(1)))
 
-    ended = tiny.resumes(tmp_path, run=fit, at=(2, 3), expects=None, saying="activation", alike=False)
+    given: dict[str, Any] = {"epochs": 4, "expects": None, "alike": False}
+    ended = tiny.resumes(tmp_path, make, at=(2, 3), callbacks=lambda: [Activates()], saying="activation", **given)
     assert ended.restored.verdict != "exact"
