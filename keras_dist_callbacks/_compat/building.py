@@ -89,7 +89,7 @@ def build_symbolically(fit: RunningFit) -> Exception | None:
 
 
 def build_optimizers_like(
-    model: Any, names: Collection[str], metrics: Collection[str], of_step: Collection[str]
+    model: Any, names: Collection[str], metrics: Collection[str], of_step: Collection[str], places: Collection[int] = ()
 ) -> None:
     """Builds those optimizers of a model of which a backup has slots, for the weights that these are of.
 
@@ -98,7 +98,12 @@ def build_optimizers_like(
         names: The names of the backup's variables that Keras lists.
         metrics: Those among them that are metrics'.
         of_step: The names of those that only the train step holds.
+        places: As `weights_of_partial_slots` has returned.
     """
+    if places and not model.optimizer.built:
+        weights = model.trainable_variables
+        with model.distribute_strategy.scope():
+            model.optimizer.build([weights[place] for place in places if place < len(weights)])
     build_optimizer_like(model.optimizer, model, names)
     _build_other_optimizers_like(model, of_step)
     build_optimizer_if_saved(model, names, metrics)
@@ -131,6 +136,21 @@ def build_optimizer_like(optimizer: Any, model: Any, names: Iterable[str]) -> No
         scope = keras.name_scope(optimizer.name, caller=optimizer) if prefix else contextlib.nullcontext()
         with model.distribute_strategy.scope(), scope:
             optimizer.build([variable for begin, found in alike.items() if begin in saved for variable in found])
+
+
+def weights_of_partial_slots(model: Any) -> list[int]:
+    """Returns which weights `model.optimizer` was built for, if it has slots for some of these only, as Muon has.
+
+    Returns:
+        Their places among the trainable variables; nothing where the names of slots tell.
+    """
+    optimizer = model.optimizer
+    trained = {id(variable): _slot_begin(optimizer, variable) for variable in optimizer._trainable_variables or ()}
+    begins = set(trained.values())
+    with_slots = {_longest_begin(_path_of(variable), begins) for variable in optimizer.variables} - {None}
+    if not 0 < len(with_slots) < len(begins):
+        return []
+    return [place for place, variable in enumerate(model.trainable_variables) if id(variable) in trained]
 
 
 def _slot_begin(optimizer: Any, variable: Any) -> str:

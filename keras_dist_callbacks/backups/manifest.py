@@ -46,7 +46,7 @@ PARTS: Mapping[str, Mapping[str, Any] | None] = {
         **{"fit": int, "num_batches": JSON, "first_epoch": int, "num_validations": int, "shares_input": bool | None},
     },
     "input_objects": {"changed": dict[str, JSON]},
-    "compile": {"is_another": bool},
+    "compile": {"is_another": bool, "optimized": list[int]},
     VARIABLES: {"metrics": list[str]},
     "step": {"variables": list[JSON]},
     "objects": {"changed": dict[str, JSON], "traced": dict[str, JSON]},

@@ -24,17 +24,20 @@ class Built:
         listed: Those that Keras lists.
         metrics: Those of them that are metrics'.
         of_step: Those that only the train step holds.
+        optimized: The places of the weights for which an optimizer was built, where the names of slots do not tell.
     """
 
     listed: Sequence[str]
     metrics: Sequence[str]
     of_step: Sequence[str]
+    optimized: Sequence[int] = ()
 
     @classmethod
     def of(cls, backup: WorkerState) -> Built:
         """Returns what a backup says."""
-        listed, step = backup.of(VARIABLES), backup.of("step")
-        return cls(saved_names(listed), listed.mine.state["metrics"], names_of_step(step))
+        listed, step, compiled = (backup.of(part) for part in (VARIABLES, "step", CompiledModel.name))
+        names = saved_names(listed), listed.mine.state["metrics"], names_of_step(step)
+        return cls(*names, compiled.mine.state.get("optimized") or ())
 
 
 class CompiledModel(Part):
@@ -77,7 +80,8 @@ class CompiledModel(Part):
     def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
         """Builds what the interrupted run's first step has built."""
         if moment is moment_of_arrival(saved.position):
-            build(self._fit, Built(*self._variables.saved_names, self._step.saved_names))
+            optimized = saved.mine.state.get("optimized") or ()
+            build(self._fit, Built(*self._variables.saved_names, self._step.saved_names, optimized))
         return []
 
     @property
@@ -88,7 +92,10 @@ class CompiledModel(Part):
 
     def capture(self, position: Position) -> Piece:
         """Returns what a restart cannot know of how the model is compiled."""
-        topics = {"is_another": True} if self._stays_another or self.is_another else {}
+        topics: dict[str, Any] = {"is_another": True} if self._stays_another or self.is_another else {}
+        if self._model.run_eagerly and self._model.optimizer is not None:  # in graph mode the traced step builds it
+            places = building.weights_of_partial_slots(self._model)
+            topics.update({"optimized": places} if places else {})
         return Piece(topics, findings=tuple(self._changes()))
 
     def _changes(self) -> list[Finding]:
@@ -144,7 +151,7 @@ def build(fit: RunningFit, wanted: Built) -> None:
         failed = building.build_symbolically(fit)
         if failed is not None and building.has_unbuilt_layers(model):
             raise NotBuiltError(model, failed)
-        building.build_optimizers_like(model, wanted.listed, wanted.metrics, wanted.of_step)
+        building.build_optimizers_like(model, wanted.listed, wanted.metrics, wanted.of_step, wanted.optimized)
     except NotBuiltError:
         raise
     except Exception as error:
