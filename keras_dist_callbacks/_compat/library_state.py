@@ -115,6 +115,19 @@ def _parts_of_a_training(value: Any) -> Iterator[tuple[str, Any, str]]:
         yield f"callback {number}", callback, ""
 
 
+def is_model(value: Any) -> bool:
+    """Returns whether an object is a Keras model."""
+    import keras
+
+    return static.is_a(value, keras.Model)
+
+
+def compiled_metrics(model: Any) -> list[Any]:
+    """Returns the variables of the loss and metrics that a model was compiled with, as far as they exist."""
+    found = (static.attribute(model, name) for name in ("_loss_tracker", "_compile_metrics"))
+    return [variable for metric in found if metric is not None for variable in metric.variables]
+
+
 def _is_input(layer: Any) -> bool:
     """Returns whether a layer only says what comes in, as Keras puts one before the others when it builds a model."""
     import keras

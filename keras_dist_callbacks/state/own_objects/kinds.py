@@ -487,6 +487,8 @@ def _plain_answer(value: Any) -> Any:
 def _visit_attributes(look: Look, path: str, value: Any) -> None:
     _reach_class(look, value)
     of_training = look.is_traced and library_state.is_layer(value) and _is_of_training(look, path)
+    if not of_training:
+        _note_metrics(look, path, value)
     is_listed = look.policy.is_listed(value) and look.policy.own_state(value) is None
     for name, item, kind in library_state.attributes(value, of_training=of_training, is_listed=is_listed):
         if static.is_a(item, list | dict) and library_state.are_slots(item, value):
@@ -498,6 +500,13 @@ def _visit_attributes(look: Look, path: str, value: Any) -> None:
             look.reach(at, item)
 
 
+def _note_metrics(look: Look, path: str, value: Any) -> None:
+    """Notes what a model has measured that a callback trains: the next time, Keras sets that to zero first."""
+    if library_state.is_model(value):
+        found = [c for variable in library_state.compiled_metrics(value) for c in variables.components(variable)]
+        look.metrics[path] = [plain.array_token(variables.read(component)) for component in found]
+
+
 def _visit_library_layer(look: Look, path: str, value: Any) -> None:
     """A layer of Keras with its settings, and the layers within it."""
     look.uncompared.append(path)
@@ -506,6 +515,8 @@ def _visit_library_layer(look: Look, path: str, value: Any) -> None:
     for name, item in others:
         look.slot(join(path, name), Place("attribute", value, name), item)
     of_training = look.is_traced and _is_of_training(look, path)
+    if not of_training:
+        _note_metrics(look, path, value)
     for name, item, _ in library_state.parts(value, of_training=of_training):
         look.reach(join(path, name), item)
 

@@ -163,6 +163,7 @@ class Look:
         uncompared: Paths of what was reached and not compared.
         with_own_state: Paths of the objects that say themselves what their state is, and of their classes.
         counted: By path, the numbers of objects that only write output, such as how far a progress bar is.
+        metrics: By path of a model that is not trained by the fit, what distinguishes the values of its metrics.
         sets: By path, those of several plain values.
         orders_of_sets: By path, what these hold, in its order.
         orders: By path, of those among them whose order matters and has changed, that it is unknown.
@@ -198,6 +199,7 @@ class Look:
         self.uncompared: list[str] = []
         self.with_own_state: set[str] = set()
         self.counted: dict[str, float] = {}
+        self.metrics: dict[str, list[Any]] = {}
         self.sets: dict[str, Any] = {}
         self.orders_of_sets: dict[str, list[Any]] = {}
         self.orders: dict[str, str] = {}
@@ -391,6 +393,12 @@ class Look:
             is_changed = start is not None and start.counted.get(path, number) != number
             if is_changed and parent_of(path)[1] in self.code.names:
                 self.unknown[path] = "a number of what only writes output, which is not saved"
+
+        names = self.code.names
+        if start is not None and ("get_metrics_result" in names or {"metrics", "result"} <= names):
+            for path, values in self.metrics.items():
+                if values != start.metrics.get(path, values):
+                    self.unknown[join(path, "metrics")] = "what a fit or evaluation by code of yours has measured"
 
     # --- for those that compare
 

@@ -299,6 +299,20 @@ def with_another_model() -> Run:
     return Run([TrainsAnother()])
 
 
+class Measures(keras.callbacks.Callback):
+    """Trains another model when an epoch begins, and reads what that has measured with each batch."""
+
+    def __init__(self, other: keras.Model) -> None:
+        super().__init__()
+        self.other = other
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.other.fit(ROWS, LABELS, verbose=0)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate = 0.1 * float(self.other.get_metrics_result()["loss"])
+
+
 ROWS, LABELS = tiny.data()
 UNSEEN, WEIGHTS = ROWS.copy(), {0: 1.0, 1: 1.0}
 
@@ -390,6 +404,7 @@ class InFirstEpoch(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = 0.01 * len(self.seen)
 
 
+MEASURED = "the callback Measures keeps no state in other.metrics (what a fit or evaluation by code of yours"
 TRACED = "no function that TensorFlow traced before the change uses "
 COPIED = f"UNSEEN of the module {__name__} is as it was when the first validation"
 CHAIN = "the callback Chains keeps no state in rates (an itertools.chain); "
@@ -401,6 +416,7 @@ RESUMES: dict[str, Any] = {
     "a number of a traced function": (lambda: Run([Traced()], sampled()), (2, 2), "exact if", [TRACED]),
     "a rate in a trace of predict": (lambda: Run([Sampling()], sampled()), (2, 2), "exact if", [TRACED], CHAOS),
     "a model that only a function of TensorFlow reaches": (with_another_model, (1, 2), "exact", []),
+    "what another model has measured": (lambda: Run([Measures(tiny.model())]), (1, 2), "exact if", [MEASURED]),
     "arrays before validation copies them": (validated, (0, 2), "exact", [], COPIES),
     "arrays that validation has copied": (validated, (1, 2), "exact if", [COPIED], COPIES, CHAOS),
     "class weights": (lambda: with_data(x=Batches(), class_weight=WEIGHTS), (2, 2), "exact", []),
