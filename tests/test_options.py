@@ -19,11 +19,12 @@ KERAS = [
     *["filepath", "monitor", "verbose", "save_best_only", "save_weights_only", "mode"],
     *["save_freq", "initial_value_threshold"],
 ]
+KEPT = ["max_to_keep", "keep_every"]
 PUBLIC = {
-    "BackupAndRestore": ["backup_dir", *SAVES, "max_overhead", "strict", "reread_input", "verbose", *GROUPS],
+    "BackupAndRestore": ["backup_dir", *SAVES, *KEPT, "max_overhead", "strict", "reread_input", "verbose", *GROUPS],
     "Checkpointer": [
         *["backup_dir", "model", "optimizer", "metrics", "variables", "state"],
-        *["save_freq", "max_overhead", "double_checkpoint", "delete_checkpoint", "strict", "verbose", *GROUPS],
+        *["save_freq", "max_overhead", "double_checkpoint", "delete_checkpoint", *KEPT, "strict", "verbose", *GROUPS],
     ],
     "ModelCheckpoint": [
         *[*KERAS, "max_to_keep", "keep_best", "keep_every", "start_from_epoch"],

@@ -5,10 +5,11 @@ Pure functions of the records: whatever a process remembers may be older than wh
 
 from __future__ import annotations
 
+import datetime
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from keras_dist_callbacks.base.validation import Some
 
@@ -27,8 +28,16 @@ class Listed(Protocol):
         """Generation and sequence; the larger one is newer."""
 
     @property
+    def place(self) -> tuple[int, ...]:
+        """Where it is in training; of several at one epoch or time, the smallest is the first."""
+
+    @property
     def epoch(self) -> int:
         """Number of finished epochs."""
+
+    @property
+    def seconds(self) -> float:
+        """Since the first one of its training."""
 
     @property
     def monitor(self) -> str | None:
@@ -46,14 +55,15 @@ class Rules:
     Attributes:
         max_to_keep: So many of the newest.
         keep_best: So many with the best values of `monitor`; of equal ones the earlier. None without a finite value.
-        keep_every: The first one at or after the ends of the epochs `keep_every`, `2 * keep_every`, ...
+        keep_every: The first one at or after the ends of the epochs `keep_every`, `2 * keep_every`, ...; or at or after
+            these times since the first one of the training.
         monitor: Name of the monitored quantity.
         mode: Which of its values is better.
     """
 
     max_to_keep: Some | None = None
     keep_best: Some | None = None
-    keep_every: Some | None = None
+    keep_every: Some | datetime.timedelta | None = None
     monitor: str | None = None
     mode: Mode = "min"
 
@@ -76,6 +86,33 @@ class Rules:
     def keep_several(self) -> bool:
         """Whether more than one may stay, by a rule."""
         return self.keep_every is not None or (self.max_to_keep or 0) + (self.keep_best or 0) > 1
+
+
+@dataclass(frozen=True)
+class ListedBackup:
+    """What the rules look at of a backup."""
+
+    order: tuple[int, int]
+    place: tuple[int, ...]
+    epoch: int
+    seconds: float
+    monitor: str | None = None
+    value: float | None = None
+
+
+def to_json(rules: Rules) -> dict[str, Any]:
+    """Returns the rules for backups as a manifest holds them."""
+    every = rules.keep_every
+    seconds = every.total_seconds() if isinstance(every, datetime.timedelta) else None
+    found = {"max_to_keep": rules.max_to_keep, "keep_every": None if seconds else every, "keep_every_seconds": seconds}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def from_json(found: Mapping[str, Any]) -> Rules:
+    """Returns the rules that a manifest holds."""
+    seconds = found.get("keep_every_seconds")
+    every = found.get("keep_every") if seconds is None else datetime.timedelta(seconds=seconds)
+    return Rules(found.get("max_to_keep"), keep_every=every)
 
 
 def kept(records: Sequence[Listed], rules: Rules) -> list[tuple[Rule, ...]]:
@@ -101,20 +138,18 @@ def ranked(records: Sequence[Listed], monitor: str | None, mode: Mode) -> list[i
     return sorted(values, key=lambda place: (values[place], records[place].order))
 
 
-def _first_of_each(records: Sequence[Listed], every: int) -> list[int]:
-    """Where the first record at or after each multiple of `every` epochs is.
+def _first_of_each(records: Sequence[Listed], every: int | datetime.timedelta) -> list[int]:
+    """Where the first record at or after each multiple of so many epochs, or of a time, is."""
 
-    What a restarted run trains again takes the place of what the run before it left of the same epoch.
-    """
-
-    def position(place: int) -> tuple[int, int, int]:
-        generation, sequence = records[place].order
-        return records[place].epoch, -generation, sequence
+    def multiples(record: Listed) -> int:
+        if isinstance(every, datetime.timedelta):
+            return int(record.seconds // every.total_seconds())
+        return record.epoch // every
 
     found: list[int] = []
     passed = 0
-    for place in sorted(range(len(records)), key=position):
-        if records[place].epoch // every > passed:
-            passed = records[place].epoch // every
-            found.append(place)
+    for number in sorted(range(len(records)), key=lambda number: records[number].place):
+        if multiples(records[number]) > passed:
+            passed = multiples(records[number])
+            found.append(number)
     return found

@@ -22,6 +22,7 @@ from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, 
 from keras_dist_callbacks.backups.packing import Blob
 from keras_dist_callbacks.backups.reading import Allocate, check_sizes, read_tensors, verify_tensors
 from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, read_verified
+from keras_dist_callbacks.backups.retention import ListedBackup, Rules, kept
 from keras_dist_callbacks.backups.snapshot import BlobInfo, CommitId, Manifest, TensorInfo, WorkerState
 from keras_dist_callbacks.backups.staging import Staging
 from keras_dist_callbacks.base.errors import DamagedBackupError, StorageError
@@ -138,16 +139,19 @@ class BackupStore:
         """Returns whether a run of that generation finished its first commit."""
         return self.storage.exists(owner_name(generation, WITNESS))
 
-    def prune(self, keep: int) -> None:
-        """Deletes all commits but the newest `keep`, manifests first, then blobs that no manifest names.
+    def prune(self, rules: Rules | None) -> None:
+        """Deletes all commits that no rule keeps, manifests first, then blobs that no manifest names.
 
         Never touches what a newer generation wrote. A damaged manifest that turns up is quarantined.
+
+        Args:
+            rules: What is kept; None: nothing.
         """
         manifests = self._own_manifests()
-        cut = max(0, len(manifests) - keep)
-        obsolete, kept = manifests[:cut], manifests[cut:]
-        needed = {blob.path for manifest in kept for blob in manifest.blobs}
-        if self._newest is not None and keep:  # whatever a listing may have missed
+        reasons = [()] * len(manifests) if rules is None else kept(list(map(listed, manifests)), rules)
+        obsolete = [manifest for manifest, why in zip(manifests, reasons, strict=True) if not why]
+        needed = {blob.path for manifest in manifests if manifest not in obsolete for blob in manifest.blobs}
+        if self._newest is not None and rules is not None:  # whatever a listing may have missed
             needed |= {blob.path for blob in self._newest.blobs}
         unneeded = {blob.path for manifest in obsolete for blob in manifest.blobs} | self._staging.written.keys()
         for manifest in obsolete:
@@ -156,9 +160,9 @@ class BackupStore:
         for path in sorted(unneeded - needed):
             self._staging.discard(path)
 
-    def delete_to_free_space(self, keep: int) -> None:
-        """Deletes every blob that no restart needs."""
-        self.prune(keep)
+    def delete_to_free_space(self, rules: Rules) -> None:
+        """Deletes every blob that no rule keeps."""
+        self.prune(rules)
         self.delete_orphans()
 
     def collect_orphans(self) -> None:
@@ -204,8 +208,8 @@ class BackupStore:
         point, either the newest commit is intact or all are deleted.
         """
         self.check_ownership()
-        self.prune(keep=1)
-        self.prune(keep=0)
+        self.prune(Rules(max_to_keep=1))
+        self.prune(None)
         generations = [*self._generations(), self.generation]
         for generation in generations:
             self._forget_owner(generation)
@@ -326,3 +330,12 @@ class BackupStore:
 
     def _owners(self) -> list[int]:
         return owner_records.generations(self.storage)
+
+
+def listed(manifest: Manifest) -> ListedBackup:
+    """Returns what the rules look at of a commit."""
+    commit, position, info = manifest.id, manifest.position, manifest.info
+    order = commit.generation, commit.sequence
+    created = info.get("created") or 0.0
+    seconds = created - (info.get("begun") or created)
+    return ListedBackup(order, (position.step, *order), position.epoch, seconds)

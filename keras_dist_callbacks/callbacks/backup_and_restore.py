@@ -15,6 +15,7 @@ import keras
 from keras_dist_callbacks._compat import multi_worker, running_fit, strategies
 from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups.restored import Restored
+from keras_dist_callbacks.backups.retention import Rules
 from keras_dist_callbacks.base import static
 from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.base.process_runs import next_name
@@ -34,8 +35,8 @@ from keras_dist_callbacks.options import (
 from keras_dist_callbacks.rehearsal.plan import VARIABLE, Plan, plan_in_force
 from keras_dist_callbacks.run import resume_mode
 from keras_dist_callbacks.run.announcing import announce, reproducibility_advice
-from keras_dist_callbacks.run.engine.committer import EngineOptions
-from keras_dist_callbacks.run.engine.schedule import parse_save_freq
+from keras_dist_callbacks.run.engine.committer import KEPT_COMMITS, EngineOptions
+from keras_dist_callbacks.run.engine.schedule import parse_retention, parse_save_freq
 from keras_dist_callbacks.run.engine.writer import shared_writer
 from keras_dist_callbacks.run.rehearsed_session import RehearsedSession
 from keras_dist_callbacks.run.run import Run
@@ -74,6 +75,10 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         delete_checkpoint: Delete the backup when `fit()` ends. A rerun deletes one that a kill at the very end left,
             unless it belongs to another training or to more epochs. With False the last backup is kept: a rerun of
             the finished job then runs no step and returns the full History.
+        max_to_keep: How many of the newest backups stay. With 1 there is no older one if that file is damaged later.
+        keep_every: Keep the first backup at or after each so many epochs too; of a `datetime.timedelta`, at or after
+            each so long since the first backup of this training. Such a backup stays until `fit()` deletes all at its
+            end (`delete_checkpoint`), and takes nearly the size of the state: weights and optimizer change.
         max_overhead: With `save_freq="auto"`, the share of the training time that backups may cost.
         strict: True turns a resume that is "not exact" into an error before the first step, instead of a warning;
             `"certain"` one that is "exact if ..." too.
@@ -105,6 +110,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         double_checkpoint: bool = False,
         delete_checkpoint: bool = True,
         *,
+        max_to_keep: int = KEPT_COMMITS,
+        keep_every: int | datetime.timedelta | None = None,
         max_overhead: float = MAX_OVERHEAD,
         strict: bool | Literal["certain"] = False,
         reread_input: bool = False,
@@ -121,7 +128,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         self._read_again = check("reread_input", reread_input, bool)
         self._policy = parse_save_freq(save_freq, max_overhead)
         write = group_of("write_options", write_options, WriteOptions)
-        self._options = EngineOptions(double_checkpoint, self.verbose > 0, write)
+        rules = parse_retention(max_to_keep, keep_every)
+        self._options = EngineOptions(double_checkpoint, self.verbose > 0, write, rules)
         self.double_checkpoint = double_checkpoint
         self._shutdown = group_of("shutdown_options", shutdown_options, ShutdownOptions)
         self._plan, self._finished = plan_in_force(), 0
@@ -203,7 +211,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
             cluster,
             name,
             self._policy,
-            replace(self._options, keep_all=plan is not None),
+            self._options if plan is None else replace(self._options, rules=Rules()),
             self._shutdown,
             self._say_problem,
             is_alive=running_fit.still_runs(fit.model),

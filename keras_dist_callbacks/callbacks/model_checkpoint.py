@@ -186,7 +186,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
             initial_value_threshold=threshold,
         )
         self.max_to_keep, self.keep_best = self._rules.max_to_keep, self._rules.keep_best
-        self.keep_every = self._rules.keep_every
+        self.keep_every = keep_every
         self.start_from_epoch = validation.check("start_from_epoch", start_from_epoch, number_of("epochs"))
         self._needs_value = self.save_best_only or self._rules.keep_best_only
         write = group_of("write_options", write_options, WriteOptions)
@@ -400,7 +400,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
             mode=rules.mode,
             max_to_keep=rules.max_to_keep,
             keep_best=rules.keep_best,
-            keep_every=rules.keep_every,
+            keep_every=self.keep_every,
         )
 
     def _complete_rules(self) -> Rules:

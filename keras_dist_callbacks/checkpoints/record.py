@@ -94,6 +94,16 @@ class CheckpointRecord:
         return (self.generation, self.sequence)
 
     @property
+    def place(self) -> tuple[int, ...]:
+        """What a restarted run trains again takes the place of what the run before it left of the same epoch."""
+        return (self.epoch, -self.generation, self.sequence)
+
+    @property
+    def seconds(self) -> float:
+        """For rules of time, of which checkpoints have none."""
+        return 0.0
+
+    @property
     def rules(self) -> Rules:
         """What the run that wrote the file keeps."""
         return Rules(self.max_to_keep, self.keep_best, self.keep_every, self.monitor, self.mode or "min")

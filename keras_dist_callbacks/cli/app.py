@@ -197,7 +197,10 @@ def verify(
 @app.command(epilog=_EXIT_CODES)
 def prune(
     url: Url,
-    keep: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the newest backups to keep.")],
+    keep: Annotated[int | None, typer.Option(min=1, metavar="N", help="Keep so many of the newest backups.")] = None,
+    keep_every: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="Keep the first backup at or after each K epochs.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     force: Annotated[
@@ -207,17 +210,21 @@ def prune(
     storage_options: Options = None,
     as_json: Json = False,
 ) -> None:
-    """Deletes all but the newest backups: manifests first, then what no manifest names.
+    """Deletes all backups that neither option keeps: manifests first, then what no manifest names.
 
     At least one verified backup is kept, whatever its age. Checkpoints are not changed.
     """
+    from keras_dist_callbacks.backups.retention import Rules
     from keras_dist_callbacks.cli import formatting, upkeep
     from keras_dist_callbacks.cli.output import PROBLEM, fail, opened
 
     with opened(url, storage_options, as_json) as target:
         if as_json and not (yes or dry_run):
             raise ConfigError("--json asks no questions: add --yes or --dry-run")
-        plan = upkeep.make_plan(target, keep, spare_live_run=force or dry_run)
+        rules = Rules(keep, keep_every=keep_every)
+        if rules.keep_all:
+            raise ConfigError("--keep N or --keep-every K says which backups stay")
+        plan = upkeep.make_plan(target, rules, spare_live_run=force or dry_run)
         if not as_json:
             target.report(plan, upkeep.show_plan)
         wanted = not (dry_run or plan.is_empty)

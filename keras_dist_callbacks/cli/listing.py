@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from keras_dist_callbacks.backups import verdict
-from keras_dist_callbacks.backups.snapshot import BlobInfo, Manifest, WorkerState
+from keras_dist_callbacks.backups.retention import Rules, kept
+from keras_dist_callbacks.backups.retention import from_json as kept_rules
+from keras_dist_callbacks.backups.snapshot import Manifest, WorkerState
+from keras_dist_callbacks.backups.store import listed
 from keras_dist_callbacks.base.terminal import first_few
 from keras_dist_callbacks.base.validation import convert
 from keras_dist_callbacks.checkpoints import files, retention
@@ -21,7 +25,7 @@ from keras_dist_callbacks.cli.formatting import Cell, Page
 from keras_dist_callbacks.cli.inventory import Entry, State, created_at, read_entries
 from keras_dist_callbacks.cli.output import Target
 
-_BACKUP_HEADERS = ("backup", "position", ">step", ">age", ">size", ">new", ">gen", "resume", "")
+_BACKUP_HEADERS = ("backup", "position", ">step", ">age", ">size", ">frees", ">gen", "resume", "kept by", "")
 _CHECKPOINT_HEADERS = ("checkpoint", ">epochs", "kind", ">step", "monitored", ">size", "kept by")
 
 
@@ -44,10 +48,12 @@ class CommitRow:
         created: When it was written, in seconds since 1970.
         age_seconds: How long ago that is.
         bytes: Size of all blobs that it refers to.
-        new_bytes: Size of those among them that the commit before does not refer to.
+        freed_bytes: Size of those among them that no other commit refers to: what deleting it would free.
         verdict: `"exact"`, `"exact if"` or `"not exact"`: how training continues from it, as far as it alone shows.
         inexact_reasons: Why it is not.
         conditions: What could not be inspected: it is exact if these hold.
+        kept_by: The arguments of `BackupAndRestore` that keep it: `"max_to_keep"`, `"keep_every"`, as the newest commit
+            says. Empty for what is deleted after the next save.
     """
 
     commit: str
@@ -64,10 +70,11 @@ class CommitRow:
     created: float | None = None
     age_seconds: float | None = None
     bytes: int | None = None
-    new_bytes: int | None = None
+    freed_bytes: int | None = None
     verdict: str | None = None
     inexact_reasons: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
+    kept_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -158,24 +165,25 @@ def list_directory(target: Target) -> DirectoryListing:
     )
 
 
-def commit_rows(entries: Iterable[Entry]) -> list[CommitRow]:
-    """Each commit, the newest last, with what the one before it does not hold."""
-    rows: list[CommitRow] = []
-    before: tuple[BlobInfo, ...] = ()
-    for entry in entries:
-        rows.append(_commit_row(entry, before))
-        before = entry.blobs or before
-    return rows
+def commit_rows(entries: Sequence[Entry]) -> list[CommitRow]:
+    """Each commit, the newest last, with what keeps it and what no other one holds."""
+    often = collections.Counter(blob.path for entry in entries for blob in entry.blobs)
+    readable = [entry.manifest for entry in entries if entry.manifest is not None]
+    rules = kept_rules(readable[-1].info.get("kept") or {}) if readable else Rules()
+    why = dict(zip((manifest.id for manifest in readable), kept(list(map(listed, readable)), rules), strict=True))
+    return [
+        dataclasses.replace(_commit_row(entry, often), kept_by=() if rules.keep_all else why.get(entry.id, ()))
+        for entry in entries
+    ]
 
 
-def _commit_row(entry: Entry, before: Collection[BlobInfo]) -> CommitRow:
+def _commit_row(entry: Entry, often: Mapping[str, int]) -> CommitRow:
     manifest = entry.manifest
     row = CommitRow(entry.id.label, entry.id.name, entry.id.generation, entry.state, entry.problem or None)
     if manifest is None:
         return row
     created = created_at(manifest)
     outcome = _verdict_of_manifest(manifest)
-    known = frozenset(before)
     return dataclasses.replace(
         row,
         **dataclasses.asdict(dataclasses.replace(manifest.position, epoch=formatting.epoch(manifest.position))),
@@ -184,7 +192,7 @@ def _commit_row(entry: Entry, before: Collection[BlobInfo]) -> CommitRow:
         created=created,
         age_seconds=None if created is None else time.time() - created,
         bytes=sum(blob.size for blob in manifest.blobs),
-        new_bytes=sum(blob.size for blob in manifest.blobs if blob not in known),
+        freed_bytes=sum(blob.size for blob in manifest.blobs if often[blob.path] == 1),
         verdict=outcome.word,
         inexact_reasons=outcome.reasons,
         conditions=outcome.conditions,
@@ -258,7 +266,8 @@ def monitored(row: CheckpointRow) -> str:
 
 def _commit_cells(row: CommitRow) -> tuple[Cell, ...]:
     step = "-" if row.step is None else f"{row.step:,}"
-    figures = (step, formatting.age(row.age_seconds), formatting.size(row.bytes), formatting.size(row.new_bytes))
+    figures = (step, formatting.age(row.age_seconds), formatting.size(row.bytes), formatting.size(row.freed_bytes))
     state = formatting.styled(row.state if row.state != "ok" else "done" if row.done else "")
     resume = formatting.styled(row.verdict or "-")
-    return (row.commit, row.position or "-", *figures, str(row.generation), resume, state)
+    kept_by = ", ".join(row.kept_by) or "-"
+    return (row.commit, row.position or "-", *figures, str(row.generation), resume, kept_by, state)

@@ -18,8 +18,9 @@ from typing import Literal
 from keras_dist_callbacks.backups import names
 from keras_dist_callbacks.backups.names import WITNESS, blob_generation
 from keras_dist_callbacks.backups.reading import verify_tensors
+from keras_dist_callbacks.backups.retention import Rules, kept
 from keras_dist_callbacks.backups.snapshot import BlobInfo, TensorInfo
-from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.backups.store import BackupStore, listed
 from keras_dist_callbacks.base.errors import BackupError, BackupMismatchError, DamagedBackupError, FencedError
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.record import Checkpoint
@@ -198,12 +199,12 @@ class PrunePlan:
         return not (self.commits or self.leftovers)
 
 
-def make_plan(target: Target, keep: int, *, spare_live_run: bool) -> PrunePlan:
+def make_plan(target: Target, rules: Rules, *, spare_live_run: bool) -> PrunePlan:
     """Finds out what may go; at least one backup that was verified stays.
 
     Args:
         target: The directory.
-        keep: How many of the newest backups stay.
+        rules: Which backups stay.
         spare_live_run: Plan although a run seems to be writing, and leave alone what that run wrote.
 
     Raises:
@@ -221,12 +222,14 @@ def make_plan(target: Target, keep: int, *, spare_live_run: bool) -> PrunePlan:
             "--force keeps the backups of this run and prunes the others",
             PROBLEM,
         )
-    kept = _select_kept(target, found.entries, keep)
-    return plan_prune(target.url, found, kept, life.generation if life.running else 0)
+    staying = _select_kept(target, found.entries, rules)
+    return plan_prune(target.url, found, staying, life.generation if life.running else 0)
 
 
-def _select_kept(target: Target, entries: tuple[Entry, ...], keep: int) -> list[Entry]:
-    """The newest `keep` commits, and the newest intact one unless it is among these.
+def _select_kept(target: Target, entries: tuple[Entry, ...], rules: Rules) -> list[Entry]:
+    """The commits that the rules keep, and the newest intact one unless it is among these.
+
+    Of one whose manifest cannot be read only its number among the newest is known.
 
     Commits are verified from the newest on until one is intact, and no further.
     """
@@ -234,29 +237,33 @@ def _select_kept(target: Target, entries: tuple[Entry, ...], keep: int) -> list[
     for entry in newest_first:
         if entry.state == "too new":
             raise BackupMismatchError(entry.problem)
+    readable = [entry.manifest for entry in entries if entry.manifest is not None]
+    reasons = zip(readable, kept(list(map(listed, readable)), rules), strict=True)
+    staying = {manifest.id for manifest, why in reasons if "keep_every" in why}
+    staying |= {entry.id for entry in newest_first[: rules.max_to_keep or 0]}
     known: Known = set()
     with progress("verifying", work(newest_first[:1])) as advance:
-        for number, entry in enumerate(newest_first):
+        for entry in newest_first:
             checked = verify_backup(target.storage, entry, advance, known)
             if checked is None:
                 raise BackupError(f"{entry.id.name} was deleted meanwhile: a run is writing; nothing is deleted")
             if checked.state == "intact":
-                return [*newest_first[:keep], *([entry] if number >= keep else [])]
+                return [one for one in newest_first if one.id in {*staying, entry.id}]
     raise DamagedBackupError(
         f"none of the {len(newest_first)} backups is intact; nothing is deleted. `kdc verify` reports what is wrong"
     )
 
 
-def plan_prune(url: str, found: Inventory, kept: Iterable[Entry], spared_generation: int = 0) -> PrunePlan:
-    """Everything that may go if `kept` stay.
+def plan_prune(url: str, found: Inventory, kept_entries: Iterable[Entry], spared_generation: int = 0) -> PrunePlan:
+    """Everything that may go if some stay.
 
     Args:
         url: The directory, without credentials.
         found: What it holds.
-        kept: The commits that stay.
+        kept_entries: The commits that stay.
         spared_generation: One whose commits all stay; 0 for none.
     """
-    staying = {entry.id for entry in kept}
+    staying = {entry.id for entry in kept_entries}
     staying |= {entry.id for entry in found.entries if entry.id.generation == spared_generation}
     rest = dataclasses.replace(found, entries=tuple(entry for entry in found.entries if entry.id in staying))
     # What no manifest names yet may be part of a backup that is being written, by a run that saves seldom.

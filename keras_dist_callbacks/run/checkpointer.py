@@ -36,8 +36,8 @@ from keras_dist_callbacks.rehearsal import records
 from keras_dist_callbacks.rehearsal.plan import plan_in_force
 from keras_dist_callbacks.run import resume_mode
 from keras_dist_callbacks.run.announcing import announce
-from keras_dist_callbacks.run.engine.committer import EngineOptions
-from keras_dist_callbacks.run.engine.schedule import parse_save_freq
+from keras_dist_callbacks.run.engine.committer import KEPT_COMMITS, EngineOptions
+from keras_dist_callbacks.run.engine.schedule import parse_retention, parse_save_freq
 from keras_dist_callbacks.run.run import Run
 from keras_dist_callbacks.state.facts.script_facts import changes_of_run, describe_run
 from keras_dist_callbacks.state.loop_parts import LoopParts
@@ -95,6 +95,8 @@ class Checkpointer(NotCopyable):
         max_overhead: With `save_freq="auto"`, the share of the training time that backups may cost.
         double_checkpoint: Let two successive backups share no file.
         delete_checkpoint: Delete the backup in `close`.
+        max_to_keep: As in `BackupAndRestore`.
+        keep_every: As in `BackupAndRestore`.
         strict: True turns a resume that is "not exact" into an error instead of a warning; `"certain"` one that is
             "exact if ..." too, which every resume of a loop of your own is.
         verbose: As in `BackupAndRestore`: 0 prints nothing.
@@ -128,6 +130,8 @@ class Checkpointer(NotCopyable):
         max_overhead: float = MAX_OVERHEAD,
         double_checkpoint: bool = False,
         delete_checkpoint: bool = True,
+        max_to_keep: int = KEPT_COMMITS,
+        keep_every: int | datetime.timedelta | None = None,
         strict: bool | Literal["certain"] = False,
         verbose: int = 1,
         storage_options: Mapping[str, Any] | None = None,
@@ -149,7 +153,7 @@ class Checkpointer(NotCopyable):
             cluster,
             next_name("loop"),
             parse_save_freq(save_freq, max_overhead),
-            EngineOptions(double_checkpoint, verbose > 0, write),
+            EngineOptions(double_checkpoint, verbose > 0, write, parse_retention(max_to_keep, keep_every)),
             shutdown,
             functools.partial(self._say, level=logging.WARNING),
             is_alive=_is_alive(self),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from keras_dist_callbacks.backups import names
+from keras_dist_callbacks.backups.retention import Rules
 from keras_dist_callbacks.backups.select_backup import latest_intact
 from keras_dist_callbacks.backups.snapshot import CommitId
 from keras_dist_callbacks.backups.store import BackupStore
@@ -75,7 +76,7 @@ def test_a_resume_and_a_prune_leave_everything_alone_that_is_not_ours(tmp_path: 
     later = begin(tmp_path)
     for sequence in (1, 2, 3):
         commit(later, sequence)
-        later.prune(keep=1)
+        later.prune(Rules(max_to_keep=1))
     later.collect_orphans()
     assert [name for name in FOREIGN if not (tmp_path / name).exists()] == []
     assert [name for name in ours if (tmp_path / name).exists()] == []

@@ -19,6 +19,11 @@ class Listed:
     generation: int = 1
     sequence: int = 0
     monitor: str = "loss"
+    seconds: float = 0.0
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        return self.epoch, -self.generation, self.sequence
 
     @property
     def order(self) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from safetensors.numpy import load as load_safetensors
 from keras_dist_callbacks.backups import packing
 from keras_dist_callbacks.backups.manifest import check_topics
 from keras_dist_callbacks.backups.packing import Packer, fingerprints, referenced_blobs
+from keras_dist_callbacks.backups.retention import Rules
 from keras_dist_callbacks.backups.snapshot import (
     CommitId,
     Manifest,
@@ -182,7 +183,7 @@ def test_prune_keeps_the_newest_and_what_they_need(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     for sequence in range(1, 5):
         commit(store, sequence, {"a": np.full(3, sequence)})
-    store.prune(keep=2)
+    store.prune(Rules(max_to_keep=2))
     assert [c.sequence for c in store.commits()] == [3, 4]
     assert len(list(tmp_path.glob("blobs/*/*"))) == 2
     reader = BackupStore(Storage.open(tmp_path))
@@ -196,7 +197,7 @@ def test_prune_deletes_nothing_of_a_newer_generation(tmp_path: Path) -> None:
     newer = new_store(tmp_path)
     for sequence in range(1, 4):
         commit(newer, sequence, {"a": np.full(3, sequence)})
-    older.prune(keep=1)
+    older.prune(Rules(max_to_keep=1))
     assert [(c.generation, c.sequence) for c in newer.commits()] == [(1, 1), (2, 1), (2, 2), (2, 3)]
 
 
@@ -284,7 +285,7 @@ def test_content_that_returns_after_its_backup_was_pruned_is_written_again(tmp_p
     store = new_store(tmp_path)
     for sequence, number in enumerate((0, 1, 2, 0, 1), start=1):
         commit(store, sequence, {"a": np.full(1000, number)})
-        store.prune(keep=2)
+        store.prune(Rules(max_to_keep=2))
         assert len(list(tmp_path.glob("blobs/*/*"))) == min(sequence, 2)
     for commit_id in store.commits():
         store.verify(store.manifest(commit_id))
@@ -297,7 +298,7 @@ def test_a_commit_that_a_listing_misses_loses_no_blob(tmp_path: Path, monkeypatc
     real = store.commits
     with monkeypatch.context() as patch:
         patch.setattr(store, "commits", lambda: real()[:-1])
-        store.prune(keep=1)
+        store.prune(Rules(max_to_keep=1))
     BackupStore(Storage.open(tmp_path)).verify(newest)
 
 

@@ -16,6 +16,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from keras_dist_callbacks.backups.retention import Rules
 from keras_dist_callbacks.backups.select_backup import find_backup
 from keras_dist_callbacks.backups.snapshot import CommitId
 from keras_dist_callbacks.backups.store import BackupStore
@@ -69,7 +70,7 @@ def saves(url: str) -> Callable[[int], None]:
     def save(count: int) -> None:
         for sequence in itertools.islice(sequences, count):
             commit(store, sequence, {"variables/w@0": np.full(1000, sequence, "float32")})
-            store.prune(2)
+            store.prune(Rules(max_to_keep=2))
 
     save(1)
     return save

@@ -43,20 +43,30 @@ def test_backups_are_listed_newest_first_with_place_age_and_size(url: str) -> No
     assert [newest[key] for key in ("kind", "epoch", "batch", "step", "done")] == ["within", 3, 3, 23, False]
     assert newest["age_seconds"] == pytest.approx(DAY, abs=60)
     assert oldest["age_seconds"] == pytest.approx(2 * DAY, abs=60)
-    assert oldest["bytes"] == oldest["new_bytes"] > 8000
     shared = {blob.path for blob in first.blobs} & {blob.path for blob in second.blobs}
-    expected = sum(blob.size for blob in second.blobs if blob.path not in shared)
-    assert newest["new_bytes"] == expected
+    assert shared
+    for row, manifest in ((oldest, first), (newest, second)):
+        assert row["freed_bytes"] == sum(blob.size for blob in manifest.blobs if blob.path not in shared)
+        assert row["bytes"] > 8000
     assert (newest["verdict"], newest["inexact_reasons"]) == ("exact", [])
     assert found["bytes"] == sum(blob.size for blob in {*first.blobs, *second.blobs})
 
 
-def test_what_did_not_change_is_not_counted_as_new(tmp_path: Path) -> None:
+def test_what_two_backups_share_is_freed_with_none_of_them(tmp_path: Path) -> None:
     store = begin(tmp_path)
     same = {"variables/w@0": np.arange(50)}
     commit(store, 2, same, known=commit(store, 1, same))
     newest, oldest = kdc_json("ls", tmp_path)["commits"]
-    assert newest["new_bytes"] == 0 < oldest["new_bytes"] == newest["bytes"]
+    assert newest["freed_bytes"] == oldest["freed_bytes"] == 0 < newest["bytes"]
+
+
+def test_what_keeps_a_backup_is_what_the_newest_one_says(tmp_path: Path) -> None:
+    store = begin(tmp_path)
+    commit(store, 1, position=Position("between", 1, 0, 9))
+    commit(store, 2, position=Position("between", 2, 0, 18), kept={"max_to_keep": 9})
+    commit(store, 3, position=Position("between", 3, 0, 27), kept={"max_to_keep": 1, "keep_every": 2})
+    rows = kdc_json("ls", tmp_path)["commits"]
+    assert [row["kept_by"] for row in rows] == [["max_to_keep"], ["keep_every"], []]
 
 
 def test_the_table_is_made_for_people(tmp_path: Path) -> None:
@@ -67,7 +77,7 @@ def test_the_table_is_made_for_people(tmp_path: Path) -> None:
     heading, _, newest, oldest = result.stdout.rstrip().splitlines()
     assert heading.startswith(f"{tmp_path}: 2 backups, ")
     assert " ".join(newest.split()).startswith("1-2 end, after epoch 3 1,234 1.5 h ")
-    assert newest.split()[-2:] == ["exact", "done"]
+    assert newest.split()[-3:] == ["exact", "-", "done"]
     assert " ".join(oldest.split()).startswith("1-1 epoch 1, batch 1 1 3.0 h ")
     assert newest.index("1.5 h") + len("1.5 h") == oldest.index("3.0 h") + len("3.0 h")
 
@@ -84,7 +94,7 @@ def test_damaged_manifests_are_shown_as_damaged_next_to_intact_ones(url: str) ->
     assert bad.id.name in rows[2]["problem"]
     result = kdc("ls", url)
     assert result.exit_code == 1
-    assert [line.split()[-1] for line in result.stdout.splitlines()[2:5]] == ["exact", "damaged", "damaged"]
+    assert [line.split()[-1] for line in result.stdout.splitlines()[2:5]] == ["-", "damaged", "damaged"]
 
 
 def test_a_backup_of_a_newer_version_is_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

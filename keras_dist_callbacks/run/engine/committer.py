@@ -8,7 +8,9 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from keras_dist_callbacks.backups import retention
 from keras_dist_callbacks.backups.packing import Fingerprint, Packer, fingerprints, referenced_blobs, tensor_bytes
+from keras_dist_callbacks.backups.retention import Rules
 from keras_dist_callbacks.backups.snapshot import (
     JSON,
     CommitId,
@@ -20,7 +22,7 @@ from keras_dist_callbacks.backups.snapshot import (
 )
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.base import validation
-from keras_dist_callbacks.base.errors import StorageError
+from keras_dist_callbacks.base.errors import ConfigError, StorageError
 from keras_dist_callbacks.base.terminal import data_size, uploads
 from keras_dist_callbacks.options import WriteOptions
 from keras_dist_callbacks.run.engine.background import gc_paused
@@ -35,7 +37,7 @@ class EngineOptions:
         double_checkpoint: A commit shares no blob with the one before it.
         progress: Print what happens, and show long uploads on a terminal.
         write: The options of writing.
-        keep_all: No backup is deleted when newer ones are there.
+        rules: Which backups stay when newer ones are there.
 
     Raises:
         ConfigError: A value is wrong.
@@ -44,10 +46,14 @@ class EngineOptions:
     double_checkpoint: bool = False
     progress: bool = False
     write: WriteOptions = field(default_factory=WriteOptions)
-    keep_all: bool = False
+    rules: Rules = field(default_factory=lambda: Rules(max_to_keep=KEPT_COMMITS))
 
     def __post_init__(self) -> None:
-        validation.check_fields(self, but={"write"})
+        validation.check_fields(self, but={"write", "rules"})
+        if self.double_checkpoint and self.rules.max_to_keep == 1:
+            raise ConfigError(
+                "max_to_keep=1: double_checkpoint=True is about two successive backups; give max_to_keep 2 or more"
+            )
 
 
 KEPT_COMMITS = 2
@@ -69,6 +75,7 @@ class Committer:
         info: What manifests say about this run.
         newest: Where the newest backup that this worker knows of is.
         state_bytes: Of the tensors of the newest snapshot; 0 before the first.
+        begun: When the first backup of this training was committed; None before it was.
     """
 
     def __init__(
@@ -82,6 +89,7 @@ class Committer:
         self.info: Mapping[str, JSON] = {}
         self.newest: Position | None = None
         self.state_bytes = 0
+        self.begun: float | None = None
 
     def commit(self, save: int, snapshot: Snapshot) -> None:
         """Writes and publishes a snapshot, then deletes what it makes needless.
@@ -119,18 +127,23 @@ class Committer:
         except StorageError as error:
             if not error.full:
                 raise
-            self._tidy(lambda: store.delete_to_free_space(KEPT_COMMITS))
+            self._tidy(lambda: store.delete_to_free_space(self._options.rules))
             try:
                 self._publish(snapshot, prints, others)
             except StorageError as again:
                 if again.full:
-                    again.args = (
-                        f"{again} (a complete backup takes {data_size(self.state_bytes)}; two of them are kept while a "
-                        "third one is written)",
-                    )
+                    again.args = (f"{again} ({self._what_is_kept()})",)
                 raise again from error
-        if not self._options.keep_all:
+        if not self._options.rules.keep_all:
             self._tidy(self._prune)
+
+    def _what_is_kept(self) -> str:
+        rules, size = self._options.rules, data_size(self.state_bytes)
+        text = f"a complete backup takes {size}, and there are {rules.max_to_keep} of them while another one is written"
+        if rules.keep_every is None:
+            return text
+        prune = f"`kdc prune {self._store.storage.display()} --keep {rules.max_to_keep}`"
+        return f"{text}; a run never deletes those that keep_every keeps: {prune} does when it has ended"
 
     def _publish(self, snapshot: Snapshot, prints: Mapping[str, Fingerprint], others: Sequence[LocalState]) -> None:
         store, options = self._store, self._options
@@ -156,7 +169,7 @@ class Committer:
                 snapshot.position,
                 referenced_blobs(records, store.staged),
                 tuple(records),
-                {**self.info, "created": time.time()},
+                self._described(time.time()),
             )
         # A commit that fails may be there all the same: until one was read back, it is not known which commit is the
         # one before, so that the next ones refer to no tensor of any.
@@ -171,6 +184,11 @@ class Committer:
         unique = {f"{info.blob}:{info.key}": info for record in records for info in record.tensors.values()}
         self._known = [*known[-1:], unique]
 
+    def _described(self, now: float) -> Mapping[str, JSON]:
+        """What the manifest says of this run; `begun` is when the first backup of its training was committed."""
+        self.begun = now if self.begun is None else self.begun
+        return {**self.info, "created": now, "begun": self.begun, "kept": retention.to_json(self._options.rules)}
+
     def _shared_tensors(self) -> Mapping[str, TensorInfo]:
         """The tensors that a commit may refer to instead of writing them again."""
         age = 2 if self._options.double_checkpoint else 1  # two successive commits share no blob, every second one may
@@ -180,7 +198,7 @@ class Committer:
         return {name: info for name, info in self._known[-age].items() if info.blob in present}
 
     def _prune(self) -> None:
-        self._store.prune(KEPT_COMMITS)
+        self._store.prune(self._options.rules)
         if not self._orphans_collected:
             self._store.collect_orphans()
             self._orphans_collected = True

@@ -157,6 +157,7 @@ class BackupEngine:
             timeout,
         )
         self._committer.newest = state.position
+        self._committer.begun = state.info.get("begun") or state.info.get("created")
         self._report_backup(state.position)
         return commit, state
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
+from keras_dist_callbacks.backups.retention import Rules
 from keras_dist_callbacks.base import validation
 from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -79,6 +80,26 @@ def parse_save_freq(save_freq: Any, max_overhead: float = MAX_OVERHEAD) -> SaveP
             "'epoch' or a number of batches of 1 or more (below 2**63), 'auto', a datetime.timedelta above 0, or "
             "False to save only at a preemption and at the end",
         ) from None
+
+
+def parse_retention(max_to_keep: Any, keep_every: Any) -> Rules:
+    """The rules that the arguments stand for.
+
+    Raises:
+        ConfigError: `max_to_keep` is no number of 1 or more, or `keep_every` neither one nor a positive timedelta.
+    """
+    newest = validation.check("max_to_keep", max_to_keep, validation.number_of("backups", 1))
+    if isinstance(keep_every, datetime.timedelta) and keep_every.total_seconds() > 0:
+        return Rules(newest, keep_every=keep_every)
+    try:
+        every = validation.check("keep_every", keep_every, validation.number_of("epochs", 1) | None)
+    except ConfigError:
+        raise validation.invalid_argument(
+            "Invalid value: keep_every",
+            keep_every,
+            "a number of epochs of 1 or more, a datetime.timedelta above 0, or None",
+        ) from None
+    return Rules(newest, keep_every=every)
 
 
 _FIRST_LOOKS = (1, 2, 5, 10, 20)

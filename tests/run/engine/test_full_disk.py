@@ -72,7 +72,7 @@ def test_a_save_that_does_not_fit_says_where_and_how_much_room_it_needs_and_harm
     said = str(caught.value)
     assert f"cannot create {disk}/blobs/000001/" in said
     assert "No space left on device; it needs 9.0 MiB and " in said
-    assert "MiB are free on that disk: free some space (a complete backup takes 9.0 MiB; two" in said
+    assert "MiB are free on that disk: free some space (a complete backup takes 9.0 MiB, and there are 2" in said
     assert caught.value.full
     np.testing.assert_array_equal(saver.restored()["a"], state(0)["a"])
     saver.save({"a": state(1)["a"][: 4 * MIB]})
