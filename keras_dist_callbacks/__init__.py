@@ -48,6 +48,7 @@ _HOME = {
     "make_strategy": "keras_dist_callbacks.cluster.strategy",
     "restartable": "keras_dist_callbacks.launch.restart",
     "restored_from": "keras_dist_callbacks.checkpoints.restore",
+    "rollback": "keras_dist_callbacks.cli.rollback",
 }
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.checkpoints.restore import latest_checkpoint as latest_checkpoint
     from keras_dist_callbacks.checkpoints.restore import make_or_restore_model as make_or_restore_model
     from keras_dist_callbacks.checkpoints.restore import restored_from as restored_from
+    from keras_dist_callbacks.cli.rollback import rollback as rollback
     from keras_dist_callbacks.cluster.strategy import make_strategy as make_strategy
     from keras_dist_callbacks.cluster.timeouts import ClusterOptions as ClusterOptions
     from keras_dist_callbacks.evaluation.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator

@@ -9,7 +9,7 @@ import re
 
 from keras_dist_callbacks.storage.local_files import final_name
 
-OWNERS, BLOBS, COMMITS, DAMAGED = "owners", "blobs", "commits", "damaged"
+OWNERS, BLOBS, COMMITS, DAMAGED, ROLLED_BACK = "owners", "blobs", "commits", "damaged", "rolled-back"
 OWNER, WITNESS = ".json", ".committed"
 GENERATION = "(?:[0-9]{6}|[1-9][0-9]{6,7})"  # as it is written, with zeros in front up to six digits alone
 SEQUENCE = "(?:[0-9]{8}|[1-9][0-9]{8,11})"
@@ -24,6 +24,7 @@ _owner = re.compile(rf"({GENERATION}){re.escape(OWNER)}")
 _blob_path = re.compile(rf"{BLOBS}/({GENERATION})/{_BLOB}")
 _FINAL = {
     COMMITS: _COMMIT,
+    ROLLED_BACK: _COMMIT,
     OWNERS: rf"{GENERATION}({re.escape(OWNER)}|{re.escape(WITNESS)})",
     DAMAGED: rf"[0-9a-f]{{8}}-{_COMMIT}",
     BLOBS: _BLOB,

@@ -9,14 +9,14 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
 from keras_dist_callbacks.backups import record_io
 from keras_dist_callbacks.backups.names import OWNERS, owner_generation, owner_name
 from keras_dist_callbacks.backups.record_io import Format
-from keras_dist_callbacks.backups.snapshot import JSON
+from keras_dist_callbacks.backups.snapshot import JSON, CommitId
 from keras_dist_callbacks.base import machine
 from keras_dist_callbacks.base.errors import BackupError, BackupMismatchError, DamagedBackupError, FencedError
 from keras_dist_callbacks.storage.storage import Storage
@@ -40,6 +40,9 @@ class OwnerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         info: The run, as in its manifests.
         namespace: The processes among which `pid` and `began` mean something; None if not known.
         began: When the process began, in clock ticks since the boot; None if not known.
+        rolled_back_to: For a rollback, the file name of the manifest that is the newest from then on; empty: none is.
+        rolled_back_from: For a rollback, the label of the newest one before.
+        undoes: For the end of a rollback, its generation.
     """
 
     claimed: record_io.Time
@@ -52,9 +55,24 @@ class OwnerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     info: dict[str, JSON]
     namespace: Label | None = None
     began: record_io.Count | None = None
+    rolled_back_to: Label | None = None
+    rolled_back_from: Label = ""
+    undoes: record_io.Count | None = None
 
     def __post_init__(self) -> None:
         record_io.require_time(self.claimed)
+
+    def takes_back(self, commit: CommitId, generation: int) -> bool:
+        """Whether it is a rollback, and a commit came after what it went back to.
+
+        Args:
+            commit: The commit.
+            generation: That of this record.
+        """
+        if self.rolled_back_to is None or commit.generation >= generation:
+            return False
+        target = CommitId.parse(self.rolled_back_to)
+        return target is None or commit > target
 
     def __str__(self) -> str:
         claimed = datetime.datetime.fromtimestamp(self.claimed, datetime.UTC)
@@ -63,7 +81,12 @@ class OwnerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is known to have ended; on another machine or in another container, nothing is known."""
+        """Whether the process is known to have ended; on another machine or in another container, nothing is known.
+
+        One that has rolled back writes no more.
+        """
+        if self.rolled_back_to is not None or self.undoes is not None:
+            return True
         if self.began is None or self.namespace is None:
             return False
         here = _host(), machine.process_namespace()  # copies of a virtual machine share all but the name
@@ -79,18 +102,19 @@ def generations(storage: Storage) -> list[int]:
     return [generation for generation in found if generation is not None]
 
 
-def describe_owner(info: Mapping[str, JSON], by: str, *, made_directory: bool) -> bytes:
+def describe_owner(info: Mapping[str, JSON], by: str, *, made_directory: bool, **of_rollback: Any) -> bytes:
     """Returns an owner record of this process; no two are equal.
 
     Args:
         info: The run, as in its manifests.
         by: What claims the directory.
         made_directory: As in `OwnerRecord`.
+        **of_rollback: Likewise.
     """
     script, host = os.path.basename(sys.argv[0])[:255], _host()  # noqa: PTH119 - not a path
     pid, token = os.getpid(), uuid.uuid4().hex
     identity = machine.process_namespace(), machine.process_began(pid)
-    owner = OwnerRecord(time.time(), token, made_directory, by, script, host, pid, dict(info), *identity)
+    owner = OwnerRecord(time.time(), token, made_directory, by, script, host, pid, dict(info), *identity, **of_rollback)
     return OWNER.encode(owner)
 
 
@@ -159,6 +183,12 @@ def check(storage: Storage, newest: int, generation: int, claim: bytes) -> None:
 
 def _fenced(storage: Storage, newest: int, how: str) -> FencedError:
     owner = read_owner(storage, newest)
+    if owner is not None and owner.rolled_back_to is not None:
+        target = CommitId.parse(owner.rolled_back_to)
+        return FencedError(
+            f"{storage.display()} was rolled back to {'its start' if target is None else target.label}: what this run "
+            "has trained since does not count any more, and it must stop. Start the job again to continue from there"
+        )
     who = f" The newer run: {owner}." if owner is not None else ""
     return FencedError(
         f"{storage.display()} was taken over by a newer run ({how}); this run must stop."

@@ -21,6 +21,7 @@ class Restored:
             and the `message` that they make.
         position: Of a backup, where it was taken: also the `batch` in that epoch. None for a checkpoint.
         commit: Of a backup, its name in the directory. Empty for a checkpoint.
+        rolled_back_from: Of a backup that training was rolled back to, the newest one then, such as `"1-12"`.
         is_skipped: Only weights were restored, because a later `fit()` of the script saved the backup.
     """
 
@@ -31,6 +32,7 @@ class Restored:
     position: Position | None = None
     commit: str = ""
     is_skipped: bool = False
+    rolled_back_from: str = ""
 
     @property
     def verdict(self) -> Word:

@@ -4,6 +4,7 @@
     owners/<generation>.committed                  that owner has committed once
     blobs/<generation>/<content-hash>.safetensors  tensors
     commits/<generation>-<sequence>-<token>.json   manifests: a commit exists when its manifest does
+    rolled-back/...                                those that a rollback has taken back, until the next first commit
     damaged/...                                    manifests that failed verification, kept for inspection
 
 No final name is ever overwritten, and there is no pointer to the latest that could be torn.
@@ -18,7 +19,8 @@ from typing import Any
 
 from keras_dist_callbacks.backups import names, owner_records, record_io
 from keras_dist_callbacks.backups.manifest import check_topics, decode_manifest, encode_manifest
-from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, WITNESS, owner_name
+from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, ROLLED_BACK, WITNESS, owner_name
+from keras_dist_callbacks.backups.owner_records import OwnerRecord
 from keras_dist_callbacks.backups.packing import Blob
 from keras_dist_callbacks.backups.reading import Allocate, check_sizes, read_tensors, verify_tensors
 from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, read_verified
@@ -45,6 +47,8 @@ class BackupStore:
         self._claim = b""
         self._made_directory = False
         self._manifests: dict[CommitId, Manifest] = {}
+        self._owners_read: dict[int, OwnerRecord] = {}
+        self._own_rollbacks: list[tuple[int, OwnerRecord]] | None = None  # of an owner: newer ones fence it
         self._newest: Manifest | None = None  # of this owner
         self.notes: list[str] = []
 
@@ -54,12 +58,13 @@ class BackupStore:
         """Makes sure that the directory can be written to, and makes a local one; raises what `Storage.probe` does."""
         self._made_directory = self.storage.probe()
 
-    def claim(self, info: Mapping[str, Any], by: str = "BackupAndRestore") -> int:
+    def claim(self, info: Mapping[str, Any], by: str = "BackupAndRestore", **of_rollback: Any) -> int:
         """Becomes the owner: takes the next generation, which fences every earlier owner.
 
         Args:
             info: The run, as in its manifests.
             by: What claims the directory.
+            **of_rollback: See `OwnerRecord`.
 
         Returns:
             The generation, 1 or more.
@@ -70,14 +75,14 @@ class BackupStore:
         if self.storage.is_local and not self._made_directory:  # a run that this one continues may have made it
             earlier = (owner_records.read_owner(self.storage, generation) for generation in self._owners())
             self._made_directory = any(owner is not None and owner.made_directory for owner in earlier)
-        content = owner_records.describe_owner(info, by, made_directory=self._made_directory)
+        content = owner_records.describe_owner(info, by, made_directory=self._made_directory, **of_rollback)
         self.generation = owner_records.take_next(self.storage, self.newest_generation(), content)
         self._claim = content
         return self.generation
 
     def newest_generation(self) -> int:
         """Returns the number of the newest owner record or commit, 0 without any."""
-        return max([0, *self._owners(), *(commit.generation for commit in self.commits())])
+        return max([0, *self._owners(), *(commit.generation for commit in self._listed(COMMITS))])
 
     def check_ownership(self) -> None:
         """Makes sure that the directory is there and that no newer run has taken it.
@@ -171,6 +176,8 @@ class BackupStore:
         Not before this owner's first commit: a run that it fenced may still be writing, and what that leaves is found
         by its owner record.
         """
+        for name in self.taken_back():
+            self.storage.delete(name)
         needed, inspected = self._needed()
         self._delete_all_but(needed, inspected)
         alive = inspected | {number for number in map(names.blob_generation, needed) if number is not None}
@@ -185,9 +192,14 @@ class BackupStore:
 
     def _needed(self) -> tuple[set[str], set[int]]:
         """The blobs that manifests name, and the generations of damaged manifests, whose blobs are all kept."""
-        manifests = {**self._manifests, **{manifest.id: manifest for manifest in self._own_manifests()}}
-        needed = {blob.path for manifest in manifests.values() for blob in manifest.blobs}
-        return needed, {commit.generation for commit in self.quarantined()}
+        manifests = [*self._manifests.values(), *self._own_manifests()]
+        unknown = {commit.generation for commit in self.quarantined()}
+        for name, commit in self.taken_back().items():
+            try:
+                manifests.append(self.manifest_in(name, commit))
+            except DamagedBackupError:
+                unknown.add(commit.generation)
+        return {blob.path for manifest in manifests for blob in manifest.blobs}, unknown
 
     def _delete_all_but(self, needed: set[str], inspected: set[int]) -> None:
         for generation in self._generations():
@@ -215,7 +227,7 @@ class BackupStore:
             self._forget_owner(generation)
         blobs = [names.blob_directory(generation) for generation in generations]
         root = [""] if self._made_directory else []
-        self.storage.remove_empty_directories([*blobs, BLOBS, COMMITS, OWNERS, *root])
+        self.storage.remove_empty_directories([*blobs, BLOBS, COMMITS, OWNERS, ROLLED_BACK, *root])
 
     def _forget_owner(self, generation: int) -> None:
         self.storage.delete(owner_name(generation, WITNESS))
@@ -224,9 +236,50 @@ class BackupStore:
     # --- reading
 
     def commits(self) -> list[CommitId]:
-        """Returns all commits, the newest last."""
-        found = (CommitId.parse(f.name) for f in self.storage.files(COMMITS))
-        return sorted(commit for commit in found if commit is not None)
+        """Returns the commits, the newest last, without those that a rollback has taken back."""
+        rollbacks = self.rollbacks()
+        return [
+            commit
+            for commit in sorted(self._listed(COMMITS))
+            if not any(owner.takes_back(commit, generation) for generation, owner in rollbacks)
+        ]
+
+    def _listed(self, place: str) -> list[CommitId]:
+        found = (CommitId.parse(file.name) for file in self.storage.files(place))
+        return [commit for commit in found if commit is not None]
+
+    def taken_back(self) -> dict[str, CommitId]:
+        """Returns the paths of manifests that a rollback has taken back, wherever they are."""
+        rollbacks = self.rollbacks()
+        found = {
+            f"{ROLLED_BACK}/{commit.name.removeprefix(f'{COMMITS}/')}": commit for commit in self._listed(ROLLED_BACK)
+        }
+        for commit in self._listed(COMMITS):
+            if any(owner.takes_back(commit, generation) for generation, owner in rollbacks):
+                found[commit.name] = commit
+        return found
+
+    def rolled_back_from(self, commit: CommitId) -> str:
+        """Returns the label of what was the newest commit before a rollback to this one; empty without one."""
+        found = [owner for _, owner in self.rollbacks() if owner.rolled_back_to == commit.name.rpartition("/")[2]]
+        return found[-1].rolled_back_from if found else ""
+
+    def rollbacks(self) -> list[tuple[int, OwnerRecord]]:
+        """Returns the rollbacks in force with their generations, the newest last."""
+        if self._own_rollbacks is not None:
+            return self._own_rollbacks
+        claimed = sorted(self._owners())
+        for generation in claimed:
+            if generation not in self._owners_read:
+                owner = owner_records.read_owner(self.storage, generation)
+                if owner is not None:  # it may be there with the next look
+                    self._owners_read[generation] = owner
+        present = [(number, self._owners_read[number]) for number in claimed if number in self._owners_read]
+        undone = {owner.undoes for _, owner in present}
+        found = [(g, owner) for g, owner in present if owner.rolled_back_to is not None and g not in undone]
+        if self.generation:
+            self._own_rollbacks = found
+        return found
 
     def quarantined(self) -> list[CommitId]:
         """Returns the commits whose damaged manifests were moved aside; which blobs they name is not known."""
@@ -248,20 +301,24 @@ class BackupStore:
             DamagedBackupError: It is not what was written.
             BackupMismatchError: A newer version of this package wrote it.
         """
-        where = self.storage.display(commit.name)
+        if commit not in self._manifests:
+            self._manifests[commit] = self.manifest_in(commit.name, commit)
+        return self._manifests[commit]
+
+    def manifest_in(self, name: str, commit: CommitId) -> Manifest:
+        """Reads and checks a manifest in a certain place, as `manifest` does."""
+        where = self.storage.display(name)
 
         def read() -> Manifest:
-            manifest = decode_manifest(record_io.read(self.storage, commit.name, MAX_MANIFEST_BYTES), where)
+            manifest = decode_manifest(record_io.read(self.storage, name, MAX_MANIFEST_BYTES), where)
             if manifest.id != commit:
                 raise DamagedBackupError(f"{where} holds the manifest of another commit")
             return manifest
 
-        if commit not in self._manifests:
-            try:
-                self._manifests[commit] = read_verified(self.storage, commit.name, read)
-            except FileNotFoundError as error:
-                raise DamagedBackupError(f"{where} was deleted") from error
-        return self._manifests[commit]
+        try:
+            return read_verified(self.storage, name, read)
+        except FileNotFoundError as error:
+            raise DamagedBackupError(f"{where} was deleted") from error
 
     def is_readable(self, commit: CommitId) -> bool:
         """Returns whether the manifest itself is intact, whatever became of its blobs."""

@@ -238,6 +238,33 @@ def prune(
             formatting.Page().line(f"deleted, {formatting.size(plan.bytes)} freed", "green")
 
 
+@app.command(epilog=_EXIT_CODES)
+def rollback(
+    url: Url,
+    to: Annotated[str | None, typer.Option(metavar="1-7|start", help="A backup as `kdc ls` names it.")] = None,
+    before_step: Annotated[int | None, typer.Option(min=1, help="The newest backup with fewer steps.")] = None,
+    before_epoch: Annotated[int | None, typer.Option(min=1, help="The newest one with fewer complete epochs.")] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Take the newest rollback back.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be changed.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also while a run may be writing, which ends then.")] = False,
+    storage_options: Options = None,
+    as_json: Json = False,
+) -> None:
+    """Makes an older backup the newest one: the next start of the job continues from there.
+
+    It is verified first. The later ones stay in rolled-back/ until a run has saved a new one.
+    """
+    from keras_dist_callbacks.cli import rollback as going_back
+    from keras_dist_callbacks.cli.output import PROBLEM, fail, opened
+
+    ways = {"to": to, "before_step": before_step, "before_epoch": before_epoch, "undo": undo or None}
+    with opened(url, storage_options, as_json) as target:
+        if not (dry_run or force) and (why := going_back.live_run(target.store)):
+            raise fail(f"{target.url}: {why}; --force rolls back all the same, and ends it with its next save", PROBLEM)
+        found = going_back.roll_back(target.store, ways, dry_run=dry_run)
+        target.report(found, going_back.show_rollback)
+
+
 @app.command(
     epilog="Exit codes: that of the script; 138 if the job should be started again; 2 if the script is not found.",
     context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": True},

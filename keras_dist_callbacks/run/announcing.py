@@ -17,12 +17,19 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 
 
 def agreed_restored(
-    path: str, commit: str, position: Position, found: Sequence[Finding], cluster: Cluster, *, is_skipped: bool = False
+    path: str,
+    commit: str,
+    position: Position,
+    found: Sequence[Finding],
+    cluster: Cluster,
+    *,
+    is_skipped: bool = False,
+    rolled_back_from: str = "",
 ) -> Restored:
     """Returns the same answer on every worker, from what each of them found."""
     seen = cluster.gather(findings.to_json(found), "exactness", kind=findings.SAVED_LIST)
     united = dict.fromkeys(itertools.chain.from_iterable(map(findings.from_json, seen)))
-    return Restored(path, position.epoch, position.step, tuple(united), position, commit, is_skipped)
+    return Restored(path, position.epoch, position.step, tuple(united), position, commit, is_skipped, rolled_back_from)
 
 
 def carried(restored: Restored, *, without: Collection[Finding] = ()) -> list[Finding]:
@@ -61,6 +68,8 @@ def announce(restored: Restored, say: Callable[[str], None], *, warns: bool) -> 
     what = "Skipped this fit(): a later one saved" if restored.is_skipped else "Resumed from"
     commit = CommitId.parse(restored.commit.removeprefix("commits/"))
     backup = restored.commit if commit is None else commit.label  # as `kdc ls` names it
+    if restored.rolled_back_from:
+        backup = f"{backup} (rolled back from {restored.rolled_back_from})"
     say(f"{what} {restored.path} {backup} at {restored.position}: {verdict.Verdict(restored.findings)}")
     if restored.notes and warns:
         warn("the resume is not exact:", items=restored.notes)

@@ -117,7 +117,9 @@ class Run:
             BackupMismatchError: It is not as `strict` wants it.
         """
         self.restored = agreed_restored(
-            self.engine.directory, commit.name, position, found, self.cluster, is_skipped=is_skipped
+            *(self.engine.directory, commit.name, position, found, self.cluster),
+            is_skipped=is_skipped,
+            rolled_back_from=self.engine.rolled_back_from,
         )
         require(self.restored, self._strict)
         self.earlier += carried(self.restored, without=without)

@@ -33,6 +33,7 @@ class BackupEngine:
     Attributes:
         cluster: Who takes part.
         fenced: Why this run does not own the directory any more; None as long as that is not known.
+        rolled_back_from: As in `Restored`, of what was picked.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class BackupEngine:
         self._skipped = SkippedSaves()
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()  # what happened in the background
         self.fenced: FencedError | None = None
+        self.rolled_back_from = ""
 
     @property
     def name(self) -> str:
@@ -145,6 +147,8 @@ class BackupEngine:
             timeout,
         )
         name = self.cluster.broadcast(chosen[0].name if chosen else None, "chosen backup", timeout, kind=str | None)
+        before = self._store.rolled_back_from(chosen[0]) if chosen else ""
+        self.rolled_back_from = self.cluster.broadcast(before, "rollback", timeout, kind=str)
         if name is None:
             self._report_backup(None)
             return None

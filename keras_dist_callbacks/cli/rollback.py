@@ -1,0 +1,145 @@
+"""`kdc rollback`, and the function of the same name: training goes back to an older backup."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from keras_dist_callbacks.backups import rollback as backups
+from keras_dist_callbacks.backups.rollback import Change
+from keras_dist_callbacks.backups.snapshot import Manifest
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.errors import BackupError, ConfigError
+from keras_dist_callbacks.cli import formatting, inventory
+from keras_dist_callbacks.cli.formatting import Page
+from keras_dist_callbacks.storage.storage import Storage
+
+_ONE = "name one of to, before_step, before_epoch and undo"
+
+
+@dataclass(frozen=True)
+class RolledBack:
+    """What a rollback has changed, or its undoing.
+
+    Attributes:
+        path: The backup directory, without credentials.
+        newest: The backup from which training continues, such as `"1-7"`; `"start"`: it begins again.
+        position: Where that was taken, in words; None at the start.
+        before: The backup from which it would have continued.
+        moved: Those that do not count any more; after an undoing, those that count again.
+        dry_run: Nothing was changed.
+    """
+
+    path: str
+    newest: str
+    position: str | None
+    before: str
+    moved: tuple[str, ...]
+    dry_run: bool
+
+
+def rollback(
+    backup_dir: str | os.PathLike[str],
+    *,
+    to: str | None = None,
+    before_step: int | None = None,
+    before_epoch: int | None = None,
+    undo: bool = False,
+    dry_run: bool = False,
+    force: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> RolledBack:
+    """Makes an older backup the newest one, so that the next start of the job continues from there.
+
+    The backup is read and verified first. A run that still writes to the directory is fenced: it ends with a
+    `FencedError`, and nothing that it saves counts. The later backups stay in `rolled-back/` until a run has saved a
+    new one; until then `undo=True` takes the rollback back.
+
+    Example:
+        ```python
+        kdc.rollback("runs/backup", before_epoch=12)
+        ```
+
+    Args:
+        backup_dir: The directory of `BackupAndRestore` or `Checkpointer`.
+        to: A backup as `kdc ls` names it, such as `"1-7"`; `"start"` lets training begin again.
+        before_step: The newest backup with fewer steps than that.
+        before_epoch: The newest backup with fewer complete epochs than that.
+        undo: The backups that the newest rollback has taken back count again.
+        dry_run: Change nothing.
+        force: Also while a run seems to be writing.
+        storage_options: Passed to the fsspec file system.
+
+    Returns:
+        What was changed.
+
+    Raises:
+        ConfigError: There is no such backup, or it is the newest already.
+        BackupError: A run may be writing to the directory.
+        DamagedBackupError: The backup is damaged.
+        StorageError: The store failed.
+    """
+    storage = Storage.open(validation.path("backup_dir", backup_dir), storage_options)
+    ways = {
+        "to": validation.check("to", to, str | None),
+        "before_step": validation.check("before_step", before_step, validation.number_of("steps", 1) | None),
+        "before_epoch": validation.check("before_epoch", before_epoch, validation.number_of("epochs", 1) | None),
+        "undo": validation.check("undo", undo, bool) or None,
+    }
+    store = BackupStore(storage)
+    if not (dry_run or force) and (why := live_run(store)):
+        raise BackupError(
+            f"{storage.display()}: {why}; force=True rolls back all the same, and ends it with its next save"
+        )
+    return roll_back(store, ways, dry_run=dry_run)
+
+
+def roll_back(store: BackupStore, ways: Mapping[str, Any], *, dry_run: bool) -> RolledBack:
+    """As `rollback`; `ways` are its arguments that say where to, by name, of which one is not None."""
+    given = {name: value for name, value in ways.items() if value is not None}
+    if len(given) != 1:
+        raise ConfigError(f"{_ONE}: got {', '.join(given) or 'none of them'}")
+    ((way, value),) = given.items()
+    change = backups.plan_undo(store) if way == "undo" else backups.plan(store, _target(store, way, value))
+    if not dry_run:
+        (backups.undo if way == "undo" else backups.roll_back)(store, change)
+    return _as_result(store, change, dry_run=dry_run)
+
+
+def _target(store: BackupStore, way: str, value: Any) -> Manifest | None:
+    if way == "to":
+        return backups.named(store, value)
+    if way == "before_step":
+        return backups.newest_before(store, lambda one: one.position.step < value, f"before step {value}")
+    return backups.newest_before(store, lambda one: one.position.epoch < value, f"before the end of epoch {value}")
+
+
+def live_run(store: BackupStore) -> str:
+    """Why a run may be writing to the directory; empty if none seems to."""
+    life = inventory.liveness(inventory.take_inventory(store))
+    return (
+        f"a run may still be writing (generation {life.generation}: {life.why}): end it first" if life.running else ""
+    )
+
+
+def _as_result(store: BackupStore, change: Change, *, dry_run: bool) -> RolledBack:
+    newest, where = backups.START, None
+    if change.newest is not None:
+        newest, where = change.newest.id.label, formatting.position(change.newest.position)
+    moved = tuple(commit.label for commit in change.moved)
+    return RolledBack(store.storage.display(), newest, where, change.before.label, moved, dry_run)
+
+
+def show_rollback(page: Page, found: RolledBack) -> None:
+    """Prints what `kdc rollback` shows."""
+    would = "would continue" if found.dry_run else "continues"
+    where = "begins again" if found.position is None else f"{would} from {found.newest}, {found.position}"
+    page.line(f"{found.path}: training {where} (it was {found.before})", "bold" if found.dry_run else "green")
+    page.facts([("moved", ", ".join(found.moved))])
+    if not found.dry_run:
+        page.line(
+            "The next start of the job continues there. Until it has saved, `kdc rollback --undo` takes this back"
+        )
