@@ -117,6 +117,7 @@ def _check_values(manifest: Manifest, where: str) -> None:
     """Makes sure that what a topic holds is of its kind, and that no topic is missing without which nothing resumes."""
     for time in ("created", "begun"):
         checked(manifest.info.get(time), float | None, f"{where}: the time")
+    checked(manifest.info.get("not_finite"), list[str] | None, f"{where}: what is not finite")
     checked(manifest.info.get("kept"), dict[str, Annotated[float, msgspec.Meta(gt=0)]] | None, f"{where}: what is kept")
     for number, record in enumerate(manifest.workers):
         for topic, value in record.state.items():

@@ -16,8 +16,8 @@ from keras_dist_callbacks.base.validation import Some
 Mode = Literal["min", "max"]
 """Which of two values of a monitored quantity is better."""
 
-Rule = Literal["all", "max_to_keep", "keep_best", "keep_every"]
-"""Why something stays; `"all"` where no rule is given."""
+Rule = Literal["all", "max_to_keep", "keep_best", "keep_every", "finite"]
+"""Why something stays; `"all"` where no rule is given, `"finite"` where all newer ones hold NaN or infinity."""
 
 
 class Listed(Protocol):
@@ -38,6 +38,10 @@ class Listed(Protocol):
     @property
     def seconds(self) -> float:
         """Since the first one of its training."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether it holds no NaN and no infinity, as far as is known."""
 
     @property
     def monitor(self) -> str | None:
@@ -96,6 +100,7 @@ class ListedBackup:
     place: tuple[int, ...]
     epoch: int
     seconds: float
+    is_finite: bool = True
     monitor: str | None = None
     value: float | None = None
 
@@ -123,8 +128,15 @@ def kept(records: Sequence[Listed], rules: Rules) -> list[tuple[Rule, ...]]:
         "max_to_keep": newest[: rules.max_to_keep or 0],
         "keep_best": ranked(records, rules.monitor, rules.mode)[: rules.keep_best or 0],
         "keep_every": _first_of_each(records, rules.keep_every) if rules.keep_every else (),
+        "finite": _newest_finite(records, newest),
     }
     return [tuple(rule for rule, places in named.items() if place in places) for place in range(len(records))]
+
+
+def _newest_finite(records: Sequence[Listed], newest: Sequence[int]) -> list[int]:
+    """The newest one to which training can go back, where it is not the newest of all."""
+    found = [place for place in newest if records[place].is_finite][:1]
+    return [] if found == newest[:1] else found
 
 
 def ranked(records: Sequence[Listed], monitor: str | None, mode: Mode) -> list[int]:

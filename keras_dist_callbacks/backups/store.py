@@ -248,6 +248,11 @@ class BackupStore:
         found = (CommitId.parse(file.name) for file in self.storage.files(place))
         return [commit for commit in found if commit is not None]
 
+    def newest_finite(self) -> Manifest | None:
+        """Returns the newest commit without NaN and infinity, as far as is known; None if there is none."""
+        manifests = reversed(self._own_manifests())
+        return next((manifest for manifest in manifests if listed(manifest).is_finite), None)
+
     def taken_back(self) -> dict[str, CommitId]:
         """Returns the paths of manifests that a rollback has taken back, wherever they are."""
         rollbacks = self.rollbacks()
@@ -395,4 +400,4 @@ def listed(manifest: Manifest) -> ListedBackup:
     order = commit.generation, commit.sequence
     created = info.get("created") or 0.0
     seconds = created - (info.get("begun") or created)
-    return ListedBackup(order, (position.step, *order), position.epoch, seconds)
+    return ListedBackup(order, (position.step, *order), position.epoch, seconds, not info.get("not_finite"))

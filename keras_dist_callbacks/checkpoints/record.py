@@ -104,6 +104,11 @@ class CheckpointRecord:
         return 0.0
 
     @property
+    def is_finite(self) -> bool:
+        """What the weights are is not known of a file's record."""
+        return True
+
+    @property
     def rules(self) -> Rules:
         """What the run that wrote the file keeps."""
         return Rules(self.max_to_keep, self.keep_best, self.keep_every, self.monitor, self.mode or "min")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups import finite, verdict
 from keras_dist_callbacks.backups.retention import Rules, kept
 from keras_dist_callbacks.backups.retention import from_json as kept_rules
 from keras_dist_callbacks.backups.snapshot import Manifest, WorkerState
@@ -53,7 +53,8 @@ class CommitRow:
         inexact_reasons: Why it is not.
         conditions: What could not be inspected: it is exact if these hold.
         kept_by: The arguments of `BackupAndRestore` that keep it: `"max_to_keep"`, `"keep_every"`, as the newest commit
-            says. Empty for what is deleted after the next save.
+            says; `"finite"` for the newest one that holds no NaN. Empty for what is deleted after the next save.
+        not_finite: The tensors that hold NaN or infinity.
     """
 
     commit: str
@@ -75,6 +76,7 @@ class CommitRow:
     inexact_reasons: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
     kept_by: tuple[str, ...] = ()
+    not_finite: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,7 @@ def _commit_row(entry: Entry, often: Mapping[str, int]) -> CommitRow:
         verdict=outcome.word,
         inexact_reasons=outcome.reasons,
         conditions=outcome.conditions,
+        not_finite=tuple(manifest.info.get("not_finite") or ()),
     )
 
 
@@ -244,6 +247,8 @@ def show_listing(page: Page, listing: DirectoryListing) -> None:
 def print_notes(page: Page, rows: Sequence[CommitRow]) -> None:
     """What is wrong with commits, why continuing from them is not exact, or on what that depends."""
     page.notes(((row.commit, row.problem) for row in rows), "red")
+    infinite = ((row.commit, f"not finite: {finite.in_words(row.not_finite)}") for row in rows if row.not_finite)
+    page.notes(_once_each(infinite), "red")
     reasons = ((row.commit, reason) for row in rows for reason in row.inexact_reasons)
     page.notes(_once_each(reasons), "yellow")
     certain = (row for row in rows if not row.inexact_reasons)
@@ -267,7 +272,8 @@ def monitored(row: CheckpointRow) -> str:
 def _commit_cells(row: CommitRow) -> tuple[Cell, ...]:
     step = "-" if row.step is None else f"{row.step:,}"
     figures = (step, formatting.age(row.age_seconds), formatting.size(row.bytes), formatting.size(row.freed_bytes))
-    state = formatting.styled(row.state if row.state != "ok" else "done" if row.done else "")
+    well = "not finite" if row.not_finite else "done" if row.done else ""
+    state = formatting.styled(row.state if row.state != "ok" else well)
     resume = formatting.styled(row.verdict or "-")
     kept_by = ", ".join(row.kept_by) or "-"
     return (row.commit, row.position or "-", *figures, str(row.generation), resume, kept_by, state)

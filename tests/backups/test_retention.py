@@ -20,6 +20,7 @@ class Listed:
     sequence: int = 0
     monitor: str = "loss"
     seconds: float = 0.0
+    is_finite: bool = True
 
     @property
     def place(self) -> tuple[int, ...]:

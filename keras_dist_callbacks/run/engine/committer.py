@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import collections
+import math
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from keras_dist_callbacks.backups import retention
+from keras_dist_callbacks.backups import finite, retention
 from keras_dist_callbacks.backups.packing import Fingerprint, Packer, fingerprints, referenced_blobs, tensor_bytes
 from keras_dist_callbacks.backups.retention import Rules
 from keras_dist_callbacks.backups.snapshot import (
@@ -85,7 +86,7 @@ class Committer:
         self._sequence = 0
         self._known: list[Mapping[str, TensorInfo]] = []  # tensors of the newest commits of this run
         self._novelty = _Novelty()
-        self._orphans_deleted = self._orphans_collected = self._has_warned = False
+        self._orphans_deleted = self._orphans_collected = self._has_warned = self._has_named = False
         self.info: Mapping[str, JSON] = {}
         self.newest: Position | None = None
         self.state_bytes = 0
@@ -169,7 +170,7 @@ class Committer:
                 snapshot.position,
                 referenced_blobs(records, store.staged),
                 tuple(records),
-                self._described(time.time()),
+                {**self._described(time.time()), **self._not_finite(snapshot, others)},
             )
         # A commit that fails may be there all the same: until one was read back, it is not known which commit is the
         # one before, so that the next ones refer to no tensor of any.
@@ -181,6 +182,9 @@ class Committer:
                 self._known = known
             raise
         self.newest = snapshot.position
+        if manifest.info.get("not_finite") and not self._has_named:
+            self._has_named = True
+            self._note(self._in_words(manifest))
         unique = {f"{info.blob}:{info.key}": info for record in records for info in record.tensors.values()}
         self._known = [*known[-1:], unique]
 
@@ -188,6 +192,32 @@ class Committer:
         """What the manifest says of this run; `begun` is when the first backup of its training was committed."""
         self.begun = now if self.begun is None else self.begun
         return {**self.info, "created": now, "begun": self.begun, "kept": retention.to_json(self._options.rules)}
+
+    def _not_finite(self, snapshot: Snapshot, others: Sequence[LocalState]) -> Mapping[str, JSON]:
+        """What the manifest says of NaN and infinity: a look at each tensor; where that finds one, at all values."""
+        arrays = finite.trained(snapshot.tensors, snapshot.state)
+        for worker, local in enumerate(others, start=1):
+            own = finite.trained(local.tensors, {**snapshot.state, **local.state})
+            arrays |= {f"{name} (worker {worker})": array for name, array in own.items()}
+        loss = (snapshot.state.get("progress/logs") or {}).get("loss")
+        is_loss_finite = not isinstance(loss, float) or math.isfinite(loss)
+        if is_loss_finite and not finite.not_finite(arrays):
+            return {}
+        names = finite.not_finite(arrays, whole=True)
+        return {"not_finite": [*([] if is_loss_finite else ["loss"]), *names]}
+
+    def _in_words(self, manifest: Manifest) -> str:
+        what, directory = finite.in_words(manifest.info["not_finite"]), self._store.storage.display()
+        last = self._store.newest_finite()
+        way = (
+            "no backup is finite"
+            if last is None
+            else (
+                f"the newest finite one is {last.id.label}, at {last.position}: it is kept, and "
+                f"`kdc rollback {directory} --to {last.id.label}` lets training continue there"
+            )
+        )
+        return f"the backup at {manifest.position} holds values that are not finite ({what}); {way}"
 
     def _shared_tensors(self) -> Mapping[str, TensorInfo]:
         """The tensors that a commit may refer to instead of writing them again."""

@@ -6,6 +6,7 @@ import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -55,12 +56,12 @@ class Training:
         if before:
             self.committer.begun = self.store.manifest(before[-1]).info["begun"]
 
-    def save(self, *positions: Position) -> None:
+    def save(self, *positions: Position, bad: float = 0.0) -> None:
         for position in positions:
             self.clock.now = position.step / STEPS * HOUR
             self.saves += 1
             held = {
-                "variables/w@0": SharedArray(np.full(100, position.step, "float32")),
+                "variables/w@0": SharedArray(np.full(100, position.step + bad, "float32")),
                 "variables/frozen@0": SharedArray(np.arange(100.0)),
             }
             self.committer.commit(self.saves, Snapshot(position, held, loop_state()))
@@ -190,3 +191,59 @@ def test_a_delete_that_fails_is_one_warning_and_is_tried_again(tmp_path: Path, m
 def test_two_successive_backups_need_that_two_are_kept() -> None:
     with pytest.raises(ConfigError, match="max_to_keep=1: double_checkpoint=True"):
         EngineOptions(double_checkpoint=True, rules=Rules(1))
+
+
+# --- values that are not finite
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_the_newest_finite_backup_stays_however_many_come_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: float
+) -> None:
+    training = Training(tmp_path, monkeypatch)
+    training.start(Rules(2))
+    training.save(*EACH_EPOCH[:4])
+    training.save(*EACH_EPOCH[4:9], bad=bad)
+    assert training.steps == [40, 80, 90]
+    (note,) = training.notes
+    assert note.startswith("the backup at the end of epoch 5 (step 50) holds values that are not finite (w); ")
+    assert "the newest finite one is 1-4, at the end of epoch 4 (step 40): it is kept, and `kdc rollback " in note
+    training.start(Rules(1))
+    training.save(*EACH_EPOCH[9:10], bad=bad)
+    assert training.steps == [40, 100]
+    training.save(EACH_EPOCH[10])
+    assert training.steps == [110]
+
+
+def test_without_a_finite_backup_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(tmp_path, monkeypatch)
+    training.start(Rules(1))
+    training.save(*EACH_EPOCH[:2], bad=np.nan)
+    assert [note.rpartition("; ")[2] for note in training.notes] == ["no backup is finite"]
+    assert training.steps == [20]
+
+
+def test_where_something_is_not_finite_all_of_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(tmp_path, monkeypatch)
+    training.start(Rules(1))
+    large = np.zeros(100_000, "float32")
+    large[7] = np.nan  # between the values that each save looks at
+    held = {"variables/large@0": SharedArray(large), "variables/whole@0": SharedArray(np.zeros(4, "float32"))}
+    training.committer.commit(1, Snapshot(EACH_EPOCH[0], held, loop_state()))
+    assert "not_finite" not in training.store.manifest(training.store.commits()[-1]).info
+    held["variables/whole@0"] = SharedArray(np.array([np.inf], ml_dtypes.bfloat16))
+    training.committer.commit(2, Snapshot(EACH_EPOCH[1], held, loop_state()))
+    found = training.store.manifest(training.store.commits()[-1]).info["not_finite"]
+    assert found == ["variables/large@0", "variables/whole@0"]
+
+
+def test_metrics_integers_and_what_the_user_holds_may_be_infinite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training(tmp_path, monkeypatch)
+    training.start(Rules(1))
+    infinite = SharedArray(np.array([np.inf]))
+    held = {"variables/best@0": infinite, "callbacks/Own/best": infinite, "variables/seed@0": SharedArray(np.arange(2))}
+    state = {**loop_state(), "variables/metrics": ["best"]}
+    training.committer.commit(1, Snapshot(EACH_EPOCH[0], held, state))
+    assert training.notes == []
