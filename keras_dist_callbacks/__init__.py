@@ -24,6 +24,7 @@ _HOME = {
     "CompatError": "keras_dist_callbacks.base.errors",
     "ConfigError": "keras_dist_callbacks.base.errors",
     "DamagedBackupError": "keras_dist_callbacks.base.errors",
+    "Diverged": "keras_dist_callbacks.base.errors",
     "EpochDataset": "keras_dist_callbacks.callbacks.epoch_dataset",
     "FencedError": "keras_dist_callbacks.base.errors",
     "KdcError": "keras_dist_callbacks.base.errors",
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.base.errors import CompatError as CompatError
     from keras_dist_callbacks.base.errors import ConfigError as ConfigError
     from keras_dist_callbacks.base.errors import DamagedBackupError as DamagedBackupError
+    from keras_dist_callbacks.base.errors import Diverged as Diverged
     from keras_dist_callbacks.base.errors import FencedError as FencedError
     from keras_dist_callbacks.base.errors import KdcError as KdcError
     from keras_dist_callbacks.base.errors import PeerLostError as PeerLostError

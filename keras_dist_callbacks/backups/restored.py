@@ -21,6 +21,7 @@ class Restored:
             and the `message` that they make.
         position: Of a backup, where it was taken: also the `batch` in that epoch. None for a checkpoint.
         commit: Of a backup, its name in the directory. Empty for a checkpoint.
+        not_finite: Of a backup, the tensors that hold NaN or infinity, as far as they were looked at.
         rolled_back_from: Of a backup that training was rolled back to, the newest one then, such as `"1-12"`.
         is_skipped: Only weights were restored, because a later `fit()` of the script saved the backup.
     """
@@ -33,6 +34,7 @@ class Restored:
     commit: str = ""
     is_skipped: bool = False
     rolled_back_from: str = ""
+    not_finite: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Word:

@@ -85,6 +85,10 @@ class DamagedBackupError(BackupError):
     """Bytes in the store differ from what their manifest says."""
 
 
+class Diverged(KdcError, ArithmeticError):  # noqa: N818 - what has happened, as Preempted
+    """Training has ended with weights or slots that are NaN or infinite, and is not to go on with them."""
+
+
 class BackupMismatchError(BackupError, ValueError):
     """A backup belongs to another model, callback list or format version, or is not as exact as `strict` wants it."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 from keras_dist_callbacks._compat import environment
-from keras_dist_callbacks.backups import findings, verdict
+from keras_dist_callbacks.backups import findings, finite, verdict
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.backups.snapshot import CommitId, Position
@@ -25,11 +25,13 @@ def agreed_restored(
     *,
     is_skipped: bool = False,
     rolled_back_from: str = "",
+    not_finite: tuple[str, ...] = (),
 ) -> Restored:
     """Returns the same answer on every worker, from what each of them found."""
     seen = cluster.gather(findings.to_json(found), "exactness", kind=findings.SAVED_LIST)
     united = dict.fromkeys(itertools.chain.from_iterable(map(findings.from_json, seen)))
-    return Restored(path, position.epoch, position.step, tuple(united), position, commit, is_skipped, rolled_back_from)
+    place = path, position.epoch, position.step
+    return Restored(*place, tuple(united), position, commit, is_skipped, rolled_back_from, not_finite)
 
 
 def carried(restored: Restored, *, without: Collection[Finding] = ()) -> list[Finding]:
@@ -73,6 +75,11 @@ def announce(restored: Restored, say: Callable[[str], None], *, warns: bool) -> 
     say(f"{what} {restored.path} {backup} at {restored.position}: {verdict.Verdict(restored.findings)}")
     if restored.notes and warns:
         warn("the resume is not exact:", items=restored.notes)
+    if restored.not_finite and warns:
+        warn(
+            f"training continues with values that are not finite ({finite.in_words(restored.not_finite)}); "
+            f"`kdc rollback {restored.path}` goes back to a backup that is"
+        )
 
 
 def reproducibility_advice(replicas: int) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from keras_dist_callbacks._compat.running_fit import RunningFit
-from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups import finite, verdict
 from keras_dist_callbacks.backups.findings import FINISHED, Finding
 from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
 from keras_dist_callbacks.base.process import shared
@@ -171,6 +171,17 @@ def finished_message(saved: WorkerState, epochs: int, *, deletes: bool) -> str:
         why = "the run is finished" if has_ended(saved, epochs) else f"asked for {epochs}"
     what = "it is deleted at the end of fit(), as delete_checkpoint=True asks" if deletes else "it is kept"
     return f"No step is run: {why}, and the backup is at {position}; {what}"
+
+
+def diverged_message(saved: WorkerState, directory: str) -> str:
+    """Returns what is raised instead of taking over the end of a training that has diverged."""
+    names = finite.in_words(saved.info["not_finite"])
+    return (
+        f"the training in {directory} has ended at {saved.position} with values that are not finite ({names}). No step "
+        f"is run, and nothing was changed. `kdc ls {directory}` shows the backups that there are, and "
+        f"`kdc rollback {directory} --to ...` lets training continue from one of them; give fit() another backup_dir to "
+        "begin again"
+    )
 
 
 def of_finished(runs: FitsIn, saved: WorkerState, changes: Collection[Finding]) -> list[Finding]:

@@ -120,6 +120,7 @@ class Run:
             *(self.engine.directory, commit.name, position, found, self.cluster),
             is_skipped=is_skipped,
             rolled_back_from=self.engine.rolled_back_from,
+            not_finite=self.engine.not_finite,
         )
         require(self.restored, self._strict)
         self.earlier += carried(self.restored, without=without)

@@ -13,7 +13,7 @@ from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.findings import Finding, sentences
 from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.backups.snapshot import Snapshot, WorkerState
-from keras_dist_callbacks.base.errors import BackupError, ConfigError
+from keras_dist_callbacks.base.errors import BackupError, ConfigError, Diverged
 from keras_dist_callbacks.base.process import shared
 from keras_dist_callbacks.base.process_runs import Ended, ProcessRuns, fits_in, fits_of, reference
 from keras_dist_callbacks.base.progress_file import Phase
@@ -129,6 +129,8 @@ class FitSession:
                 *(self._resume, self._fit, parts, self._this_fit, self._runs, self.run.cluster, self.run.schedule)
             )
             self._restore.decide(self.run.description["seed"], deletes=self._options.deletes)
+            if self._resume.mode is Mode.COMPLETE and self.run.engine.not_finite:
+                raise Diverged(resume_mode.diverged_message(self._resume.saved, self.run.engine.directory))
         self._fit.copy_batches()
         self._make_order_repeatable()
         if self._resume is None:

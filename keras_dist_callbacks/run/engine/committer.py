@@ -77,6 +77,7 @@ class Committer:
         newest: Where the newest backup that this worker knows of is.
         state_bytes: Of the tensors of the newest snapshot; 0 before the first.
         begun: When the first backup of this training was committed; None before it was.
+        not_finite: The tensors of the newest commit that hold NaN or infinity.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Committer:
         self.newest: Position | None = None
         self.state_bytes = 0
         self.begun: float | None = None
+        self.not_finite: tuple[str, ...] = ()
 
     def commit(self, save: int, snapshot: Snapshot) -> None:
         """Writes and publishes a snapshot, then deletes what it makes needless.
@@ -182,7 +184,8 @@ class Committer:
                 self._known = known
             raise
         self.newest = snapshot.position
-        if manifest.info.get("not_finite") and not self._has_named:
+        self.not_finite = tuple(manifest.info.get("not_finite") or ())
+        if self.not_finite and not self._has_named:
             self._has_named = True
             self._note(self._in_words(manifest))
         unique = {f"{info.blob}:{info.key}": info for record in records for info in record.tensors.values()}
@@ -201,7 +204,8 @@ class Committer:
             arrays |= {f"{name} (worker {worker})": array for name, array in own.items()}
         loss = (snapshot.state.get("progress/logs") or {}).get("loss")
         is_loss_finite = not isinstance(loss, float) or math.isfinite(loss)
-        if is_loss_finite and not finite.not_finite(arrays):
+        is_end = snapshot.position.kind == "end"  # nothing looks at it again before it may be used
+        if is_loss_finite and not finite.not_finite(arrays, whole=is_end):
             return {}
         names = finite.not_finite(arrays, whole=True)
         return {"not_finite": [*([] if is_loss_finite else ["loss"]), *names]}

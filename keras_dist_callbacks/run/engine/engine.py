@@ -33,7 +33,7 @@ class BackupEngine:
     Attributes:
         cluster: Who takes part.
         fenced: Why this run does not own the directory any more; None as long as that is not known.
-        rolled_back_from: As in `Restored`, of what was picked.
+        rolled_back_from: As in `Restored`, of what was picked; as `not_finite`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class BackupEngine:
         self._skipped = SkippedSaves()
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()  # what happened in the background
         self.fenced: FencedError | None = None
-        self.rolled_back_from = ""
+        self.rolled_back_from, self.not_finite = "", ()
 
     @property
     def name(self) -> str:
@@ -161,6 +161,7 @@ class BackupEngine:
             timeout,
         )
         self._committer.newest = state.position
+        self.not_finite = tuple(state.info.get("not_finite") or ())
         self._committer.begun = state.info.get("begun") or state.info.get("created")
         self._report_backup(state.position)
         return commit, state
@@ -286,6 +287,8 @@ class BackupEngine:
             self._writer.raise_failure(self._owner)
             if delete and self._failed:
                 self._note("the final backup failed, so the last intact one is kept instead of being deleted")
+            elif delete and self._committer.not_finite:
+                self._note("training has ended with values that are not finite: the backups are kept")
             elif delete:
                 self._delete_everything()
 
