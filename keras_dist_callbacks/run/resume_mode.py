@@ -179,8 +179,8 @@ def diverged_message(saved: WorkerState, directory: str) -> str:
     return (
         f"the training in {directory} has ended at {saved.position} with values that are not finite ({names}). No step "
         f"is run, and nothing was changed. `kdc ls {directory}` shows the backups that there are, and "
-        f"`kdc rollback {directory} --to ...` lets training continue from one of them; give fit() another backup_dir to "
-        "begin again"
+        f"`kdc rollback {directory} --to ...` lets training continue from one of them. In another backup_dir it begins "
+        "again"
     )
 
 
