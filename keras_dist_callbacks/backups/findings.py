@@ -81,7 +81,7 @@ _NOT_KNOWN = Row(
 )
 
 _SAME_DATA = "give fit() the same data"
-_BACKUP_BEFORE = "to resume from the backup before, delete the newest file of commits/"
+_BACKUP_BEFORE = "`kdc rollback` goes back to the backup before"
 _GIVE_STATE = "give the callback get_state and set_state to save it"
 _ASSERTED = "kdc.advanced.stateless_input asserts that"
 _READ_BEFORE = "the {subject} were read before fit() as often as in the interrupted run, which was not compared "

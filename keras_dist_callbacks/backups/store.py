@@ -295,6 +295,8 @@ class BackupStore:
     def why_no_backup(self) -> str:
         """Says what earlier runs did in a directory without a backup; an empty text if none started here."""
         newest = max(self._owners(), default=0)
+        if any(generation == newest for generation, _ in self.rollbacks()):
+            return "training was rolled back to its start"
         if self.has_committed(newest):
             return "a run has committed here, but no manifest is left"
         return "a run started here, but committed no backup" if newest else ""

@@ -60,7 +60,7 @@ def rollback(
 
     Example:
         ```python
-        kdc.rollback("runs/backup", before_epoch=12)
+        kdc.rollback("gs://bucket/run1/backup", to="start")  # or to="1-7", before_epoch=12, undo=True
         ```
 
     Args:

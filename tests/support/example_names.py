@@ -68,7 +68,7 @@ def run(code: str) -> None:
     names |= {"files": tf.data.Dataset.from_tensor_slices((x, y)), "GradualUnfreezing": GradualUnfreezing}
     code = re.sub(r"(?:gs|s3)://bucket", "bucket", re.sub(r"(\bepochs=|\.epochs\()\d+", r"\g<1>2", code))
     with contextlib.ExitStack() as held:
-        if re.search(r"load_backup|SidecarEvaluator|best_checkpoint", code):
+        if re.search(r"load_backup|SidecarEvaluator|best_checkpoint|rollback", code):
             code = code.replace("2-14", _leave_a_run("bucket/run1" if "bucket" in code else "."))
         if "checkpointer." in code and "kdc.Checkpointer(" not in code:
             loop = kdc.Checkpointer("loop", model=names["model"], optimizer=names["optimizer"], verbose=0)
