@@ -247,6 +247,9 @@ def rollback(
     undo: Annotated[bool, typer.Option("--undo", help="Take the newest rollback back.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be changed.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Also while a run may be writing, which ends then.")] = False,
+    checkpoints: Annotated[
+        str | None, typer.Option(metavar="URL", help="A directory of ModelCheckpoint: its later files move aside too.")
+    ] = None,
     storage_options: Options = None,
     as_json: Json = False,
 ) -> None:
@@ -256,12 +259,14 @@ def rollback(
     """
     from keras_dist_callbacks.cli import rollback as going_back
     from keras_dist_callbacks.cli.output import PROBLEM, fail, opened
+    from keras_dist_callbacks.storage.storage import Storage
 
     ways = {"to": to, "before_step": before_step, "before_epoch": before_epoch, "undo": undo or None}
     with opened(url, storage_options, as_json) as target:
         if not (dry_run or force) and (why := going_back.live_run(target.store)):
             raise fail(f"{target.url}: {why}; --force rolls back all the same, and ends it with its next save", PROBLEM)
-        found = going_back.roll_back(target.store, ways, dry_run=dry_run)
+        files = None if checkpoints is None else Storage.open(checkpoints, target.options)
+        found = going_back.roll_back(target.store, ways, files, dry_run=dry_run)
         target.report(found, going_back.show_rollback)
 
 

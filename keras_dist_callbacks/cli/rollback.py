@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from keras_dist_callbacks.backups.snapshot import Manifest
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.base import validation
 from keras_dist_callbacks.base.errors import BackupError, ConfigError
+from keras_dist_callbacks.checkpoints import taken_back
 from keras_dist_callbacks.cli import formatting, inventory
 from keras_dist_callbacks.cli.formatting import Page
 from keras_dist_callbacks.storage.storage import Storage
@@ -30,6 +31,7 @@ class RolledBack:
         position: Where that was taken, in words; None at the start.
         before: The backup from which it would have continued.
         moved: Those that do not count any more; after an undoing, those that count again.
+        checkpoints: Likewise, the files of `ModelCheckpoint`.
         dry_run: Nothing was changed.
     """
 
@@ -38,6 +40,7 @@ class RolledBack:
     position: str | None
     before: str
     moved: tuple[str, ...]
+    checkpoints: tuple[str, ...]
     dry_run: bool
 
 
@@ -50,6 +53,7 @@ def rollback(
     undo: bool = False,
     dry_run: bool = False,
     force: bool = False,
+    checkpoints: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> RolledBack:
     """Makes an older backup the newest one, so that the next start of the job continues from there.
@@ -71,6 +75,8 @@ def rollback(
         undo: The backups that the newest rollback has taken back count again.
         dry_run: Change nothing.
         force: Also while a run seems to be writing.
+        checkpoints: The directory of a `ModelCheckpoint`, whose files of later steps move to `rolled-back/` too. What
+            stays may be the best or the newest one for those who look for it.
         storage_options: Passed to the fsspec file system.
 
     Returns:
@@ -94,19 +100,28 @@ def rollback(
         raise BackupError(
             f"{storage.display()}: {why}; force=True rolls back all the same, and ends it with its next save"
         )
-    return roll_back(store, ways, dry_run=dry_run)
+    files = None if checkpoints is None else Storage.open(validation.path("checkpoints", checkpoints), storage_options)
+    return roll_back(store, ways, files, dry_run=dry_run)
 
 
-def roll_back(store: BackupStore, ways: Mapping[str, Any], *, dry_run: bool) -> RolledBack:
+def roll_back(
+    store: BackupStore, ways: Mapping[str, Any], checkpoints: Storage | None = None, *, dry_run: bool
+) -> RolledBack:
     """As `rollback`; `ways` are its arguments that say where to, by name, of which one is not None."""
     given = {name: value for name, value in ways.items() if value is not None}
     if len(given) != 1:
         raise ConfigError(f"{_ONE}: got {', '.join(given) or 'none of them'}")
     ((way, value),) = given.items()
     change = backups.plan_undo(store) if way == "undo" else backups.plan(store, _target(store, way, value))
+    names: list[str] = []
+    if checkpoints is not None:
+        position = None if change.newest is None else change.newest.position
+        names = taken_back.set_aside(checkpoints) if way == "undo" else taken_back.later_than(checkpoints, position)
     if not dry_run:
         (backups.undo if way == "undo" else backups.roll_back)(store, change)
-    return _as_result(store, change, dry_run=dry_run)
+    if not dry_run and checkpoints is not None:
+        (taken_back.move_back if way == "undo" else taken_back.move_aside)(checkpoints, names)
+    return _as_result(store, change, names, dry_run=dry_run)
 
 
 def _target(store: BackupStore, way: str, value: Any) -> Manifest | None:
@@ -125,12 +140,12 @@ def live_run(store: BackupStore) -> str:
     )
 
 
-def _as_result(store: BackupStore, change: Change, *, dry_run: bool) -> RolledBack:
+def _as_result(store: BackupStore, change: Change, names: Sequence[str], *, dry_run: bool) -> RolledBack:
     newest, where = backups.START, None
     if change.newest is not None:
         newest, where = change.newest.id.label, formatting.position(change.newest.position)
     moved = tuple(commit.label for commit in change.moved)
-    return RolledBack(store.storage.display(), newest, where, change.before.label, moved, dry_run)
+    return RolledBack(store.storage.display(), newest, where, change.before.label, moved, tuple(names), dry_run)
 
 
 def show_rollback(page: Page, found: RolledBack) -> None:
@@ -138,7 +153,7 @@ def show_rollback(page: Page, found: RolledBack) -> None:
     would = "would continue" if found.dry_run else "continues"
     where = "begins again" if found.position is None else f"{would} from {found.newest}, {found.position}"
     page.line(f"{found.path}: training {where} (it was {found.before})", "bold" if found.dry_run else "green")
-    page.facts([("moved", ", ".join(found.moved))])
+    page.facts([("moved", ", ".join([*found.moved, *found.checkpoints]))])
     if not found.dry_run:
         page.line(
             "The next start of the job continues there. Until it has saved, `kdc rollback --undo` takes this back"

@@ -17,8 +17,9 @@ from keras_dist_callbacks.backups.retention import Rules
 from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.base.errors import ConfigError, DamagedBackupError, FencedError
+from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.storage.storage import Storage
-from tests.support.cli_backups import begin, commit, kdc, kdc_json
+from tests.support.cli_backups import begin, commit, kdc, kdc_json, publish
 
 MUTATING, READING = ("create", "delete"), ("read", "files", "exists")
 
@@ -339,3 +340,17 @@ def test_a_directory_with_a_live_run_is_left_alone_but_by_force(tmp_path: Path) 
     assert "a run may still be writing" in result.stderr
     assert kdc("rollback", tmp_path, "--to", "1-1", "--force").exit_code == 0
     assert newest(tmp_path) == "1-1"
+
+
+def test_later_checkpoints_are_set_aside_and_come_back(tmp_path: Path) -> None:
+    trained(tmp_path / "backup")
+    place = tmp_path / "checkpoints"
+    place.mkdir()
+    for epoch in range(1, 5):
+        publish(place, f"ckpt-{epoch}.keras", epoch, tmp_path, step=epoch * 10)
+    words = ["rollback", tmp_path / "backup", "--checkpoints", place]
+    assert kdc_json(*words, "--to", "1-2")["checkpoints"] == ["ckpt-4.keras", "ckpt-3.keras"]
+    assert sorted(path.name for path in place.glob("*.keras")) == ["ckpt-1.keras", "ckpt-2.keras"]
+    assert kdc(*words, "--undo").exit_code == 0
+    assert sorted(path.name for path in place.glob("*.keras")) == [f"ckpt-{epoch}.keras" for epoch in range(1, 5)]
+    assert files.find(Storage.open(place)).problems == ()

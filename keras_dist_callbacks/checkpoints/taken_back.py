@@ -1,0 +1,52 @@
+"""Checkpoints of a training that was rolled back: moved aside, so that they are neither the newest nor the best."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from keras_dist_callbacks.backups.names import ROLLED_BACK
+from keras_dist_callbacks.backups.snapshot import Position
+from keras_dist_callbacks.checkpoints import files
+from keras_dist_callbacks.checkpoints.record import EXTENSIONS
+from keras_dist_callbacks.storage import temporary
+from keras_dist_callbacks.storage.storage import Storage
+
+
+def later_than(storage: Storage, position: Position | None) -> list[str]:
+    """Returns the names of the checkpoints that were saved after a place in training; None: of all.
+
+    Args:
+        storage: Their directory.
+        position: Where training goes back to.
+    """
+    records = {one.name: one.record for one in files.find(storage).checkpoints}
+    place = (-1, -1) if position is None else (position.epoch, position.step)
+    return [name for name, record in records.items() if (record.epoch, record.step) > place]
+
+
+def move_aside(storage: Storage, names: list[str]) -> None:
+    """Moves checkpoints to `rolled-back/`, where nothing looks for them."""
+    for name in names:
+        _move(storage, name, storage.child(ROLLED_BACK))
+
+
+def set_aside(storage: Storage) -> list[str]:
+    """Returns the names of those that were moved aside."""
+    return [file.name for file in storage.files(ROLLED_BACK) if file.name.endswith(EXTENSIONS)]
+
+
+def move_back(storage: Storage, names: list[str]) -> None:
+    """Moves checkpoints to where they were, unless a newer file has taken the name."""
+    aside = storage.child(ROLLED_BACK)
+    for name in names:
+        if not storage.exists(name):
+            _move(aside, name, storage)
+
+
+def _move(source: Storage, name: str, target: Storage) -> None:
+    """First the copy: whatever ends this, the file is in one of the two directories."""
+    with temporary.directory("rollback") as place:
+        copy = Path(place, name)
+        source.download(name, copy)
+        target.replace(name, copy)
+    source.delete(name)
