@@ -103,8 +103,10 @@ class RestartPolicy:
             self._newest, place = newest, (first.report.fit, first.report.step or 0)
             self._times_lost = self._times_lost + 1 if place == self._lost_at else 1
             self._lost_at = place
-        elif newest is not None and newest > self._newest:
-            self._newest, self._in_a_row = newest, 0
+        elif newest is not None:
+            if newest > self._newest:
+                self._in_a_row = 0
+            self._newest = newest  # a smaller one after a rollback, of which the next backup is progress
         if not (self._on_error or first.is_worth_a_restart):
             return Decision(None, first.code, "this error would be raised again, so there is no restart")
         if not self._max_restarts:

@@ -40,3 +40,10 @@ def test_what_gets_on_is_started_again_however_often() -> None:
     for fold in range(1, 20):  # each of its fits deletes its backup, and the job is killed on the way and between them
         assert not decide(policy, fold, 100 * fold - 50, (fold, 100 * fold - 50))
         assert not decide(policy, fold, 100 * fold, NO_BACKUP)
+
+
+def test_after_a_rollback_backups_up_to_the_old_step_are_progress() -> None:
+    policy = RestartPolicy(2, on_error=False)
+    steps = [100, 200, 300, 40, 80, 120, 160, 200, 240, 280]  # rolled back after the third
+    assert not any(decide(policy, 1, step + 5, (1, step)) for step in steps)
+    assert "left no newer backup" in [decide(policy, 1, 285, (1, 280)) for _ in range(3)][-1]
