@@ -51,4 +51,4 @@ def in_words(names: Collection[str]) -> str:
 
 
 def _paths(names: Collection[str]) -> Iterator[str]:
-    return (name.removeprefix(f"{VARIABLES}/").rpartition("@")[0] for name in names)
+    return (name.removeprefix(f"{VARIABLES}/").partition("@")[0] for name in names)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras_dist_callbacks.backups import names, owner_records, record_io
 from keras_dist_callbacks.backups.manifest import check_topics, decode_manifest, encode_manifest
@@ -25,7 +25,7 @@ from keras_dist_callbacks.backups.packing import Blob
 from keras_dist_callbacks.backups.reading import Allocate, check_sizes, read_tensors, verify_tensors
 from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, read_verified
 from keras_dist_callbacks.backups.retention import ListedBackup, Rules, kept
-from keras_dist_callbacks.backups.snapshot import BlobInfo, CommitId, Manifest, TensorInfo, WorkerState
+from keras_dist_callbacks.backups.snapshot import BlobInfo, CommitId, Manifest, Position, TensorInfo, WorkerState
 from keras_dist_callbacks.backups.staging import Staging
 from keras_dist_callbacks.base.errors import DamagedBackupError, StorageError
 from keras_dist_callbacks.storage.local_files import final_name
@@ -46,7 +46,8 @@ class BackupStore:
         self.generation = 0  # 0: not an owner
         self._claim = b""
         self._made_directory = False
-        self._manifests: dict[CommitId, Manifest] = {}
+        self._manifests: dict[CommitId, Manifest] = {}  # of a reader
+        self._known: dict[CommitId, _Known] = {}  # of an owner: many may be kept, and a manifest may be large
         self._owners_read: dict[int, OwnerRecord] = {}
         self._own_rollbacks: list[tuple[int, OwnerRecord]] | None = None  # of an owner: newer ones fence it
         self._newest: Manifest | None = None  # of this owner
@@ -134,7 +135,7 @@ class BackupStore:
             found = self.storage.read(name)
         if found != content:
             raise StorageError(f"{self.storage.display(name)} reads back differently from what was written")
-        self._manifests[manifest.id] = manifest
+        self._known[manifest.id] = _Known.of(manifest)
         if self._newest is None:  # from here on a lost manifest is damage, not an unfinished write
             with contextlib.suppress(FileExistsError):  # an earlier try
                 self.storage.create(owner_name(self.generation, WITNESS), [b"{}"])
@@ -152,16 +153,16 @@ class BackupStore:
         Args:
             rules: What is kept; None: nothing.
         """
-        manifests = self._own_manifests()
-        reasons = [()] * len(manifests) if rules is None else kept(list(map(listed, manifests)), rules)
-        obsolete = [manifest for manifest, why in zip(manifests, reasons, strict=True) if not why]
-        needed = {blob.path for manifest in manifests if manifest not in obsolete for blob in manifest.blobs}
+        own = self._own_commits()
+        reasons = [()] * len(own) if rules is None else kept([one.listed for one in own], rules)
+        obsolete = [one for one, why in zip(own, reasons, strict=True) if not why]
+        needed = {path for one, why in zip(own, reasons, strict=True) if why for path in one.blobs}
         if self._newest is not None and rules is not None:  # whatever a listing may have missed
             needed |= {blob.path for blob in self._newest.blobs}
-        unneeded = {blob.path for manifest in obsolete for blob in manifest.blobs} | self._staging.written.keys()
-        for manifest in obsolete:
-            self.storage.delete(manifest.id.name)
-            self._manifests.pop(manifest.id, None)
+        unneeded = {path for one in obsolete for path in one.blobs} | self._staging.written.keys()
+        for one in obsolete:
+            self.storage.delete(one.id.name)
+            self._known.pop(one.id, None)
         for path in sorted(unneeded - needed):
             self._staging.discard(path)
 
@@ -192,14 +193,15 @@ class BackupStore:
 
     def _needed(self) -> tuple[set[str], set[int]]:
         """The blobs that manifests name, and the generations of damaged manifests, whose blobs are all kept."""
-        manifests = [*self._manifests.values(), *self._own_manifests()]
+        known = [*self._known.values(), *map(_Known.of, self._manifests.values()), *self._own_commits()]
+        needed = {path for one in known for path in one.blobs}  # also of one that a listing may have missed
         unknown = {commit.generation for commit in self.quarantined()}
         for name, commit in self.taken_back().items():
             try:
-                manifests.append(self.manifest_in(name, commit))
+                needed |= {blob.path for blob in self.manifest_in(name, commit).blobs}
             except DamagedBackupError:
                 unknown.add(commit.generation)
-        return {blob.path for manifest in manifests for blob in manifest.blobs}, unknown
+        return needed, unknown
 
     def _delete_all_but(self, needed: set[str], inspected: set[int]) -> None:
         for generation in self._generations():
@@ -248,10 +250,9 @@ class BackupStore:
         found = (CommitId.parse(file.name) for file in self.storage.files(place))
         return [commit for commit in found if commit is not None]
 
-    def newest_finite(self) -> Manifest | None:
-        """Returns the newest commit without NaN and infinity, as far as is known; None if there is none."""
-        manifests = reversed(self._own_manifests())
-        return next((manifest for manifest in manifests if listed(manifest).is_finite), None)
+    def newest_finite(self) -> tuple[CommitId, Position] | None:
+        """Returns the newest commit without NaN and infinity, as far as is known, and where it was taken."""
+        return next(((one.id, one.position) for one in reversed(self._own_commits()) if one.listed.is_finite), None)
 
     def taken_back(self) -> dict[str, CommitId]:
         """Returns the paths of manifests that a rollback has taken back, wherever they are."""
@@ -376,17 +377,19 @@ class BackupStore:
         self.storage.create(name, [content])
         self.storage.delete(commit.name)
 
-    def _own_manifests(self) -> list[Manifest]:
-        """Returns the manifests of this and earlier generations, the newest last; damaged ones are quarantined."""
-        manifests = []
+    def _own_commits(self) -> list[_Known]:
+        """Returns the commits of this and earlier generations, the newest last; damaged ones are quarantined."""
+        found = []
         for commit in self.commits():
             if commit.generation <= self.generation:
                 try:
-                    manifests.append(self.manifest(commit))
+                    if commit not in self._known:
+                        self._known[commit] = _Known.of(self.manifest_in(commit.name, commit))
+                    found.append(self._known[commit])
                 except DamagedBackupError as error:
                     self.notes.append(f"{error}; it is quarantined in {DAMAGED}/")
                     self.quarantine(commit)
-        return manifests
+        return found
 
     def _generations(self) -> list[int]:
         """Earlier generations that have an owner record, ascending."""
@@ -394,6 +397,19 @@ class BackupStore:
 
     def _owners(self) -> list[int]:
         return owner_records.generations(self.storage)
+
+
+class _Known(NamedTuple):
+    """What an owner remembers of a commit."""
+
+    id: CommitId
+    position: Position
+    listed: ListedBackup
+    blobs: frozenset[str]
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> _Known:
+        return cls(manifest.id, manifest.position, listed(manifest), frozenset(blob.path for blob in manifest.blobs))
 
 
 def listed(manifest: Manifest) -> ListedBackup:

@@ -83,6 +83,9 @@ def fields_of(schema: Any) -> str:
     return " ".join(schema.__struct_fields__ if is_struct else (field.name for field in dataclasses.fields(schema)))
 
 
+OWNER_FIELDS = (
+    "claimed token made_directory by script host pid info namespace began rolled_back_to rolled_back_from undoes"
+)
 CHECKPOINT_FIELDS = (
     "template published_name run_token generation sequence epoch step monitor value best_only size digest "
     "mode max_to_keep keep_best keep_every"
@@ -94,7 +97,11 @@ EVALUATION_FIELDS = "name step epoch plot_step metrics weights_digest checkpoint
     ("version", "schema", "fields"),
     [
         (MANIFEST.version, MANIFEST.schema, "id position blobs workers info"),
-        (OWNER.version, OWNER.schema, "claimed token made_directory by script host pid info namespace began"),
+        (
+            OWNER.version,
+            OWNER.schema,
+            OWNER_FIELDS,
+        ),
         (CHECKPOINT.version, CHECKPOINT.schema, CHECKPOINT_FIELDS),
         (END_NOTE.version, END_NOTE.schema, "template generation is_ended last token"),
         (RESULT.version, RESULT.schema, EVALUATION_FIELDS),

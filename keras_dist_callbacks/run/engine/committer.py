@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import math
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -203,7 +202,7 @@ class Committer:
             own = finite.trained(local.tensors, {**snapshot.state, **local.state})
             arrays |= {f"{name} (worker {worker})": array for name, array in own.items()}
         loss = (snapshot.state.get("progress/logs") or {}).get("loss")
-        is_loss_finite = not isinstance(loss, float) or math.isfinite(loss)
+        is_loss_finite = not isinstance(loss, dict)  # which JSON has no number for is tagged, see `own_values`
         is_end = snapshot.position.kind == "end"  # nothing looks at it again before it may be used
         if is_loss_finite and not finite.not_finite(arrays, whole=is_end):
             return {}
@@ -212,15 +211,13 @@ class Committer:
 
     def _in_words(self, manifest: Manifest) -> str:
         what, directory = finite.in_words(manifest.info["not_finite"]), self._store.storage.display()
-        last = self._store.newest_finite()
-        way = (
-            "no backup is finite"
-            if last is None
-            else (
-                f"the newest finite one is {last.id.label}, at {last.position}: it is kept, and "
-                f"`kdc rollback {directory} --to {last.id.label}` lets training continue there"
+        found, way = self._store.newest_finite(), "no backup is finite"
+        if found is not None:
+            label, position = found[0].label, found[1]
+            way = (
+                f"the newest finite one is {label}, at {position}: it is kept, and "
+                f"`kdc rollback {directory} --to {label}` lets training continue there"
             )
-        )
         return f"the backup at {manifest.position} holds values that are not finite ({what}); {way}"
 
     def _shared_tensors(self) -> Mapping[str, TensorInfo]:
