@@ -21,7 +21,17 @@ KERAS = [
 ]
 KEPT = ["max_to_keep", "keep_every"]
 PUBLIC = {
-    "BackupAndRestore": ["backup_dir", *SAVES, *KEPT, "max_overhead", "strict", "reread_input", "verbose", *GROUPS],
+    "BackupAndRestore": [
+        "backup_dir",
+        *SAVES,
+        *KEPT,
+        "max_overhead",
+        "strict",
+        "on_nonfinite",
+        "reread_input",
+        "verbose",
+        *GROUPS,
+    ],
     "Checkpointer": [
         *["backup_dir", "model", "optimizer", "metrics", "variables", "state"],
         *["save_freq", "max_overhead", "double_checkpoint", "delete_checkpoint", *KEPT, "strict", "verbose", *GROUPS],

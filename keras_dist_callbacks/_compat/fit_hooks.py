@@ -40,8 +40,8 @@ class FitHooks(Protocol):
         """
         ...
 
-    def step_done(self, end_step: int) -> None:
-        """After a step, before any callback's `on_train_batch_end`."""
+    def step_done(self, end_step: int, logs: Any) -> None:
+        """After a step, before any callback's `on_train_batch_end`; tensors in `logs` may not be computed yet."""
         ...
 
     def batch_end(self) -> None:
@@ -166,7 +166,7 @@ class _WrappedFit:
 
         def batch_end(batch: int, logs: Any = None) -> None:
             self._in_step = False
-            listener.step_done(self._end_step)
+            listener.step_done(self._end_step, logs)
             end(batch, logs)
             listener.batch_end()
 

@@ -284,6 +284,14 @@ def current_logs(model: Any) -> dict[str, Any]:
     return logs
 
 
+def value_of_loss(logs: Any) -> float | None:
+    """Returns the loss in the logs of a step, once it is computed; None if there is none."""
+    import numpy as np
+
+    loss = logs.get("loss") if isinstance(logs, dict) else None
+    return None if loss is None else float(np.mean(np.asarray(loss)))
+
+
 def draws_bar(model: Any) -> bool:
     """Whether Keras' progress bar may be in the current line of the output; it ends that line with its epoch."""
     from keras.callbacks import ProgbarLogger

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ class SessionOptions:
         closed: Called when the session holds nothing of the fit any more.
         deletes: Whether the backup is deleted at the end.
         read_again: Whether past epochs are read again instead of creating their iterators only.
+        stops_at_nonfinite: Whether to leave where the loss is not finite.
     """
 
     owner: Any
@@ -51,6 +53,7 @@ class SessionOptions:
     closed: Callable[[], None]
     deletes: bool = True
     read_again: bool = False
+    stops_at_nonfinite: bool = False
 
 
 class FitSession:
@@ -74,7 +77,7 @@ class FitSession:
         self._resume: Resume | None = None
         self._request: StopRequest | None = None  # to leave, as soon as the step is over
         self._trained: Snapshot | None = None  # after an epoch's last step, until the next one begins
-        self._stops = False
+        self._stops, self._diverged = False, ""
         self._undo: Callable[[], None] | None = None
 
     @property
@@ -225,8 +228,11 @@ class FitSession:
         self._fit.model.stop_training = stops
         return not stops
 
-    def step_done(self, end_step: int) -> None:
+    def step_done(self, end_step: int, logs: Any) -> None:
         """A step is complete; its callbacks were not called yet."""
+        if self._options.stops_at_nonfinite:
+            loss = running_fit.value_of_loss(logs)
+            self._diverged = "" if loss is None or math.isfinite(loss) else f"the loss ({loss})"
         self._progress.count.trained_to(end_step)
         self.run.reported.step_done(self._progress.count.step)
         self._note_trace()
@@ -242,7 +248,7 @@ class FitSession:
         alone = self.run.cluster.num_workers > 1 and model.stop_training and not self._stops
         if alone:
             model.stop_training = False  # until all workers do it after the same step
-        self._act(self.run.shutdown.boundary(stop="stop_training" if alone else None))
+        self._act(self.run.shutdown.boundary(stop="stop_training" if alone else None, diverged=self._diverged or None))
         if alone and self._request is not None:
             model.stop_training = True  # for the run that continues
 

@@ -104,3 +104,17 @@ def test_the_line_of_a_resume_names_what_was_rolled_back(tmp_path: Path, capsys:
     tiny.fit(tiny.model(), None, [kdc.BackupAndRestore(tmp_path)])
     newest = tiny.STEPS + 2
     assert f"1-{newest - 1} (rolled back from 1-{newest}) at epoch 2, batch 1" in capsys.readouterr().out
+
+
+def test_training_stops_where_the_loss_is_not_finite_and_the_backup_is_marked(tmp_path: Path) -> None:
+    with pytest.raises(kdc.Diverged, match=r"the loss \(nan\) is not finite at epoch 3, batch 3 .*everything is saved"):
+        poisoned(tmp_path, on_nonfinite="stop")
+    store = BackupStore(Storage.open(tmp_path))
+    newest = store.manifest(store.commits()[-1])
+    assert newest.position.step == POISONED + 1
+    assert newest.info["not_finite"]
+    assert "1-5" in labels(tmp_path)
+
+
+def test_without_a_loss_that_is_not_finite_nothing_changes(tmp_path: Path) -> None:
+    tiny.resumes(tmp_path, options={"on_nonfinite": "stop"})

@@ -11,7 +11,15 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from keras_dist_callbacks.backups.snapshot import Position, Snapshot
-from keras_dist_callbacks.base.errors import ClusterError, ConfigError, KdcError, Preempted, StorageError, is_repeated
+from keras_dist_callbacks.base.errors import (
+    ClusterError,
+    ConfigError,
+    Diverged,
+    KdcError,
+    Preempted,
+    StorageError,
+    is_repeated,
+)
 from keras_dist_callbacks.base.process import Shared, shared
 from keras_dist_callbacks.base.progress_file import unless_restarted
 from keras_dist_callbacks.base.terminal import data_size
@@ -25,7 +33,7 @@ from keras_dist_callbacks.run.shutdown.signals import PREEMPTED, StopSignals, le
 from keras_dist_callbacks.run.shutdown.time_limit import TimeLimit
 from keras_dist_callbacks.run.shutdown.watchdog import GIL_SECONDS, Watchdog
 
-STOPPED = "stopped"
+STOPPED, DIVERGED = "stopped", "diverged"
 _BUDGET_SECONDS = 120.0
 _LOSS_BUDGET_SECONDS = 8.0
 _LEAST_SECONDS = 5.0  # to end in, once a loss is known
@@ -117,13 +125,15 @@ class ShutdownController:
         self._stop.start()
         self._signals.install()
 
-    def boundary(self, *, stop: str | None = None) -> StopRequest | None:
+    def boundary(self, *, stop: str | None = None, diverged: str | None = None) -> StopRequest | None:
         """Between two steps, on every worker; the request if this is where all stop.
 
         Args:
             stop: This worker is to stop here, for this reason, without leaving.
+            diverged: What is not finite on this worker: all are to leave.
         """
-        return self._stop.boundary(None if stop is None else STOPPED, stop or "")
+        kind = DIVERGED if diverged is not None else None if stop is None else STOPPED
+        return self._stop.boundary(kind, diverged or stop or "")
 
     def pending_at_end(self) -> StopRequest | None:
         """No step follows: a request that no boundary was left for, on any worker; later ones come too late."""
@@ -146,6 +156,7 @@ class ShutdownController:
         Raises:
             Preempted: The process was asked to end.
             KeyboardInterrupt: Ctrl-C was pressed.
+            Diverged: Training has computed what is not finite.
         """
         self._phase = _Phase.EXITING
         self._signals.step_is_over()
@@ -157,6 +168,8 @@ class ShutdownController:
             text = _outcome(request, saved, position, self._engine.take_notes(), self._cluster.num_workers)
         except ClusterError as error:
             text = f"{_cause(request, self._cluster.num_workers)} at {position}: {error}"
+        if request.kind == DIVERGED:
+            raise Diverged(f"{text}. `kdc rollback {self._engine.directory} --to ...` goes back to a backup before it")
         if not preempted:
             raise KeyboardInterrupt(text)
         self._say(text + unless_restarted(". Start the job again to resume"))
@@ -349,6 +362,8 @@ def _outcome(request: StopRequest, saved: Position | None, position: Position, n
 
 def _cause(request: StopRequest, workers: int) -> str:
     where = f" on worker {request.worker}" if workers > 1 else ""
+    if request.kind == DIVERGED:
+        return f"{request.why} is not finite{where}"
     verb = "Preempted" if request.kind == PREEMPTED else "Interrupted"
     return f"{verb} by {request.why}{where}"
 
