@@ -35,6 +35,7 @@ _HOME = {
     "Restored": "keras_dist_callbacks.backups.restored",
     "RetryPolicy": "keras_dist_callbacks.storage.retry",
     "ShutdownOptions": "keras_dist_callbacks.options",
+    "Rollback": "keras_dist_callbacks.options",
     "SidecarEvaluator": "keras_dist_callbacks.evaluation.sidecar_evaluator",
     "StorageError": "keras_dist_callbacks.base.errors",
     "TensorBoard": "keras_dist_callbacks.callbacks.tensorboard",
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.cluster.timeouts import ClusterOptions as ClusterOptions
     from keras_dist_callbacks.evaluation.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
     from keras_dist_callbacks.launch.restart import restartable as restartable
+    from keras_dist_callbacks.options import Rollback as Rollback
     from keras_dist_callbacks.options import ShutdownOptions as ShutdownOptions
     from keras_dist_callbacks.options import WriteOptions as WriteOptions
     from keras_dist_callbacks.run.checkpointer import Checkpointer as Checkpointer

@@ -152,6 +152,40 @@ class ShutdownOptions:
         _check_time_limit(self)
 
 
+@explains_arguments
+@dataclass(frozen=True, kw_only=True)
+class Rollback:
+    """What `BackupAndRestore(on_nonfinite=...)` does where the loss turns NaN or infinite: goes back, and tries again.
+
+    The run goes back to the newest finite backup before that step, and ends with exit code 138: `kdc launch`, or your
+    scheduler, starts it again, and it trains on exactly as before. Where the same step has the same losses again, the
+    cause is in the training itself, and the next start reads past the batches that led there, without training them.
+
+    Args:
+        skip_batches: How many batches are skipped then, the one whose loss was not finite included: weights may be NaN
+            one step before the loss shows it. 0 skips none. Defaults to 2.
+        max_rollbacks: After so many in a row without a finite backup beyond the bad step, training ends with `Diverged`
+            and exit code 1. Defaults to 3.
+        check_every: The loss is looked at after each so many steps, for which Python waits; as many batches more are
+            skipped. Defaults to 1.
+
+    Raises:
+        ConfigError: A value is wrong.
+
+    Example:
+        ```python
+        kdc.BackupAndRestore("backup", save_freq=100, on_nonfinite=kdc.Rollback(skip_batches=4))
+        ```
+    """
+
+    skip_batches: validation.Count = 2
+    max_rollbacks: Some = 3
+    check_every: Some = 1
+
+    def __post_init__(self) -> None:
+        validation.check_fields(self)
+
+
 def open_to_write(url: PathLike, storage_options: Mapping[str, Any] | None, write: WriteOptions) -> Storage:
     """Returns a directory with the options of writing, in a rehearsal its place there; raises like `Storage.open`."""
     place, options = place_of(url, storage_options)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import keras
 
+from keras_dist_callbacks._compat import replay
 from keras_dist_callbacks._compat.incompatible import incompatible
 from keras_dist_callbacks._compat.running_fit import RunningFit, list_of_callbacks
 from keras_dist_callbacks._compat.shortened import most_batches, shorten
@@ -38,6 +39,10 @@ class FitHooks(Protocol):
         Returns:
             Whether any step is to follow.
         """
+        ...
+
+    def skips(self, first: int, last: int) -> bool:
+        """Whether a step, of these batches of the epoch, is read past and not trained."""
         ...
 
     def step_done(self, end_step: int, logs: Any) -> None:
@@ -131,6 +136,9 @@ class _WrappedFit:
             return
         for step in steps:
             self._end_step = step[0] + per_execution - 1
+            if self._listener.skips(step[0], self._end_step):
+                replay.read_past(step[-1], per_execution)
+                continue
             yield step
             self._listener.after_step()
 

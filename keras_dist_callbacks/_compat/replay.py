@@ -271,6 +271,11 @@ def _recreate(
         _pull(made, count)
 
 
+def read_past(data: Iterator[Any], count: int) -> None:
+    """Pulls up to `count` elements and forgets them."""
+    _pull(data, count)
+
+
 def _pull(data: Iterator[Any], count: int) -> int:
     """Pulls up to `count` elements; how many there were."""
     import tensorflow as tf

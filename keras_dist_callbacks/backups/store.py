@@ -265,10 +265,11 @@ class BackupStore:
                 found[commit.name] = commit
         return found
 
-    def rolled_back_from(self, commit: CommitId) -> str:
-        """Returns the label of what was the newest commit before a rollback to this one; empty without one."""
-        found = [owner for _, owner in self.rollbacks() if owner.rolled_back_to == commit.name.rpartition("/")[2]]
-        return found[-1].rolled_back_from if found else ""
+    def rollback_to(self, commit: CommitId | None) -> OwnerRecord | None:
+        """Returns the record of the newest rollback, if that is one to this commit; None is the start."""
+        target = "" if commit is None else commit.name.rpartition("/")[2]
+        newest = [owner for _, owner in self.rollbacks()][-1:]
+        return next((owner for owner in newest if owner.rolled_back_to == target), None)
 
     def rollbacks(self) -> list[tuple[int, OwnerRecord]]:
         """Returns the rollbacks in force with their generations, the newest last."""

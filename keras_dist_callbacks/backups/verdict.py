@@ -42,6 +42,11 @@ class Verdict:
         return tuple(one for one in self.findings if one.effect == "unknown")
 
     @property
+    def known(self) -> tuple[Finding, ...]:
+        """What is otherwise by agreement, such as batches that are skipped in this run and in each later one."""
+        return tuple(one for one in self.findings if one.effect == "known")
+
+    @property
     def word(self) -> Word:
         """`"exact"`, `"exact if"` or `"not exact"`."""
         return "not exact" if self.lost else "exact if" if self.unknown else "exact"
@@ -57,6 +62,10 @@ class Verdict:
         return tuple(findings.sentences(self.unknown))
 
     def __str__(self) -> str:
+        agreed = f", with {'; '.join(findings.sentences(self.known))}" if self.known else ""
+        return f"{self._without_known()}{agreed}"
+
+    def _without_known(self) -> str:
         if self.word != "exact if":
             return self.word  # the reasons are a warning
         conditions = self.conditions

@@ -26,6 +26,7 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.options import (
     MAX_OVERHEAD,
+    Rollback,
     ShutdownOptions,
     WriteOptions,
     explains_arguments,
@@ -82,9 +83,10 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         max_overhead: With `save_freq="auto"`, the share of the training time that backups may cost.
         strict: True turns a resume that is "not exact" into an error before the first step, instead of a warning;
             `"certain"` one that is "exact if ..." too.
-        on_nonfinite: `"stop"` ends training with `Diverged`, after a backup that is marked, as soon as the loss of the
-            epoch so far is NaN or infinite on any worker, which is looked at after each step: the step must be computed
-            then, before the next one is begun. None: training goes on.
+        on_nonfinite: What to do where the loss of the epoch so far is NaN or infinite on any worker. It is looked at
+            after each step, which must be computed then before the next one begins. `"stop"` ends training with
+            `Diverged`, after a backup that is marked; a `Rollback` goes back to a finite backup, and skips what fails
+            again. None: training goes on.
         reread_input: Read past epochs again, for an input whose own Python state (a generator of random numbers, a
             cursor) moves only by being read. With False their iterators are made, and next to nothing is read.
         verbose: 1 prints one line at a restore, on the chief, and shows a bar on a terminal while an upload lasts for
@@ -117,7 +119,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         keep_every: int | datetime.timedelta | None = None,
         max_overhead: float = MAX_OVERHEAD,
         strict: bool | Literal["certain"] = False,
-        on_nonfinite: Literal["stop"] | None = None,
+        on_nonfinite: Literal["stop"] | Rollback | None = None,
         reread_input: bool = False,
         verbose: int = 1,
         storage_options: Mapping[str, Any] | None = None,
@@ -129,7 +131,9 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         self.backup_dir, self.verbose = _directory(backup_dir), verbosity("verbose", verbose)
         self.save_freq, self.delete_checkpoint = save_freq, check("delete_checkpoint", delete_checkpoint, bool)
         self._strict = check("strict", strict, bool | Literal["certain"])
-        self._stops = check("on_nonfinite", on_nonfinite, Literal["stop"] | None) is not None
+        if not isinstance(on_nonfinite, Rollback):
+            check("on_nonfinite", on_nonfinite, Literal["stop"] | None, "'stop', a kdc.Rollback or None")
+        self._on_nonfinite = on_nonfinite
         self._read_again = check("reread_input", reread_input, bool)
         self._policy = parse_save_freq(save_freq, max_overhead)
         write = group_of("write_options", write_options, WriteOptions)
@@ -224,7 +228,9 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         )
         run.engine.prepare()
         deletes = self.delete_checkpoint and plan is None  # of a rehearsal, all backups are compared
-        options = SessionOptions(self, self._announce, self._forget_session, deletes, self._read_again, self._stops)
+        options = SessionOptions(
+            self, self._announce, self._forget_session, deletes, self._read_again, self._on_nonfinite
+        )
         session = FitSession(fit, run, options) if plan is None else RehearsedSession(fit, run, options, plan)
         saved = session.pick()
         self._session = session

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import functools
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,11 +20,12 @@ from keras_dist_callbacks.base.process_runs import Ended, ProcessRuns, fits_in, 
 from keras_dist_callbacks.base.progress_file import Phase
 from keras_dist_callbacks.base.terminal import warn
 from keras_dist_callbacks.cluster.coordinated_stop import StopRequest
-from keras_dist_callbacks.run import resume_mode
+from keras_dist_callbacks.options import Rollback
+from keras_dist_callbacks.run import divergence, resume_mode
 from keras_dist_callbacks.run.engine.background import gc_paused
 from keras_dist_callbacks.run.fit_restore import FitRestore, Mode, Resume, is_built_later
 from keras_dist_callbacks.run.run import Run
-from keras_dist_callbacks.run.shutdown.controller import STOPPED
+from keras_dist_callbacks.run.shutdown.controller import DIVERGED, STOPPED
 from keras_dist_callbacks.state.compiled_model import Built, NotBuiltError, build
 from keras_dist_callbacks.state.facts.script_facts import describe_fit
 from keras_dist_callbacks.state.fit_parts import FitParts
@@ -45,7 +46,7 @@ class SessionOptions:
         closed: Called when the session holds nothing of the fit any more.
         deletes: Whether the backup is deleted at the end.
         read_again: Whether past epochs are read again instead of creating their iterators only.
-        stops_at_nonfinite: Whether to leave where the loss is not finite.
+        on_nonfinite: What to do where the loss is not finite; None: nothing.
     """
 
     owner: Any
@@ -53,7 +54,7 @@ class SessionOptions:
     closed: Callable[[], None]
     deletes: bool = True
     read_again: bool = False
-    stops_at_nonfinite: bool = False
+    on_nonfinite: Literal["stop"] | Rollback | None = None
 
 
 class FitSession:
@@ -77,7 +78,7 @@ class FitSession:
         self._resume: Resume | None = None
         self._request: StopRequest | None = None  # to leave, as soon as the step is over
         self._trained: Snapshot | None = None  # after an epoch's last step, until the next one begins
-        self._stops, self._diverged = False, ""
+        self._stops, self._entered_at = False, -1
         self._undo: Callable[[], None] | None = None
 
     @property
@@ -119,6 +120,9 @@ class FitSession:
     def train_begin(self, callbacks: Sequence[Any]) -> None:
         """After every other callback's `on_train_begin`: claims the directory and restores."""
         others = [c for c in callbacks if c is not self._options.owner]
+        option = self._options.on_nonfinite
+        known = divergence.from_json(self.run.engine.divergence)
+        self._watch = divergence.LossWatch(option if isinstance(option, Rollback) else None, known)
         self._parts = parts = FitParts.of(
             *(self._fit, others, self.run.cluster, self.run.engine.directory, self._this_fit, self._runs),
             read_again=self._options.read_again,
@@ -126,6 +130,8 @@ class FitSession:
         )
         if self._resume is not None and not is_built_later(self._fit, self._resume.saved):
             self._build(self._resume.saved)
+        if self._resume is None and known is not None and known.windows:
+            build(self._fit, Built((), (), ()))  # Keras asks for the metrics of an epoch, be all of it skipped
         self.run.description = describe_fit(self._fit, self.run.cluster.num_workers)
         if self._resume is not None:
             self._restore = FitRestore(
@@ -217,6 +223,7 @@ class FitSession:
         self._progress.count.enter_epoch(None if self._fit.steps_per_epoch else self._fit.known_length)
         self._parts.input.note()
         self._parts.input_objects.note_epoch(is_read=True)
+        self._entered_at = self._progress.count.step
         if self._resume is None or not self._resume.is_pending:
             self._parts.input.enter_epoch(self._progress.count.epoch, resuming=False)
             self._parts.random_at_epoch.note_entered()
@@ -228,12 +235,18 @@ class FitSession:
         self._fit.model.stop_training = stops
         return not stops
 
+    def skips(self, first: int, last: int) -> bool:
+        """Whether a step is read past, because its batches led to a loss that was not finite."""
+        is_skipped = self._watch.skips(self._progress.count.epoch, first, last)
+        if is_skipped:
+            self._progress.count.skip_to(last + 1)
+        return is_skipped
+
     def step_done(self, end_step: int, logs: Any) -> None:
         """A step is complete; its callbacks were not called yet."""
-        if self._options.stops_at_nonfinite:
-            loss = running_fit.value_of_loss(logs)
-            self._diverged = "" if loss is None or math.isfinite(loss) else f"the loss ({loss})"
         self._progress.count.trained_to(end_step)
+        if self._options.on_nonfinite is not None and self._watch.is_due(self._progress.count.step):
+            self._watch.look(running_fit.value_of_loss(logs))
         self.run.reported.step_done(self._progress.count.step)
         self._note_trace()
 
@@ -248,7 +261,7 @@ class FitSession:
         alone = self.run.cluster.num_workers > 1 and model.stop_training and not self._stops
         if alone:
             model.stop_training = False  # until all workers do it after the same step
-        self._act(self.run.shutdown.boundary(stop="stop_training" if alone else None, diverged=self._diverged or None))
+        self._act(self.run.shutdown.boundary(stop="stop_training" if alone else None, diverged=self._watch.why or None))
         if alone and self._request is not None:
             model.stop_training = True  # for the run that continues
 
@@ -260,6 +273,9 @@ class FitSession:
 
     def epoch_trained(self) -> None:
         """After an epoch's last step: what follows may be interrupted, and is then done again from its start."""
+        if self._progress.count.step == self._entered_at and self._progress.count.batch:
+            # all of it was skipped: Keras would report a loss of 0.0, which would be the best
+            running_fit.current_logs(self._fit.model).clear()
         self._progress.count.leave_epoch()
         self.run.reported.enter(Phase.EPOCH_END)
         self._runs.has_trained = True
@@ -342,7 +358,12 @@ class FitSession:
             self._request = request
 
     def _exit_if_requested(self, snapshot: Callable[[], Snapshot]) -> None:
-        self.run.exit_if_requested(self._request, snapshot)
+        request = self._request
+        if request is not None and request.kind == DIVERGED and self._watch.option is not None:
+            position = self._progress.count.position("within")
+            go_back = functools.partial(divergence.go_back, watch=self._watch, position=position)
+            self.run.shutdown.exit_after(request, position, lambda: self.run.engine.go_back(go_back))
+        self.run.exit_if_requested(request, snapshot)
 
     def _after_last_step(self) -> Snapshot:
         return self._trained or self._capture("within")
@@ -372,6 +393,7 @@ class FitSession:
     def _report(self, resume: Resume) -> None:
         position, is_skipped = resume.saved.position, resume.mode is Mode.SKIP
         found, again = self._restore.findings(self.run.description), shared(ProcessRuns).findings
+        found += [] if self._watch.before is None else self._watch.before.findings
         restored = self.run.resumed_from(resume.commit, position, found, is_skipped=is_skipped, without=again)
         self.run.reported.begin_epoch(position.epoch, position.step)
         self._options.announce(restored)

@@ -10,6 +10,7 @@ import queue
 from collections.abc import Callable, Mapping
 from typing import Self
 
+from keras_dist_callbacks.backups.owner_records import OwnerRecord
 from keras_dist_callbacks.backups.reading import Allocate
 from keras_dist_callbacks.backups.select_backup import latest_intact, load
 from keras_dist_callbacks.backups.snapshot import JSON, CommitId, Position, Snapshot, WorkerState
@@ -26,6 +27,9 @@ from keras_dist_callbacks.run.engine.worker_exchange import WorkerStateExchange
 from keras_dist_callbacks.run.engine.writer import Owner, Writer, shared_writer
 from keras_dist_callbacks.storage.storage import Storage
 
+DIVERGENCE = "divergence"
+"""The key of a divergence in what manifests and owner records say of a run; see `run/divergence.py`."""
+
 
 class BackupEngine:
     """Saves snapshots of one run and finds the newest good one of earlier runs.
@@ -34,6 +38,7 @@ class BackupEngine:
         cluster: Who takes part.
         fenced: Why this run does not own the directory any more; None as long as that is not known.
         rolled_back_from: As in `Restored`, of what was picked; as `not_finite`.
+        divergence: What is known of a divergence in the past of this training, as a manifest holds it.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class BackupEngine:
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()  # what happened in the background
         self.fenced: FencedError | None = None
         self.rolled_back_from, self.not_finite = "", ()
+        self.divergence: JSON = None
 
     @property
     def name(self) -> str:
@@ -140,15 +146,17 @@ class BackupEngine:
             ClusterError: A worker cannot read what the chief chose.
         """
         workers, worker, timeout = self.cluster.num_workers, self.cluster.worker_index, self.cluster.patience
+
         # The chief alone looks for it, and moves damaged ones aside; the others read the one that it names.
-        chosen = self.cluster.on_chief(
-            lambda: latest_intact(self._store, workers, allocate, verbose=self._options.progress),
-            "choosing a backup",
-            timeout,
-        )
+        def choose() -> tuple[tuple[CommitId, WorkerState] | None, OwnerRecord | None]:
+            found = latest_intact(self._store, workers, allocate, verbose=self._options.progress)
+            return found, self._store.rollback_to(None if found is None else found[0])
+
+        chosen, rollback = self.cluster.on_chief(choose, "choosing a backup", timeout) or (None, None)
         name = self.cluster.broadcast(chosen[0].name if chosen else None, "chosen backup", timeout, kind=str | None)
-        before = self._store.rolled_back_from(chosen[0]) if chosen else ""
-        self.rolled_back_from = self.cluster.broadcast(before, "rollback", timeout, kind=str)
+        past = ("", None) if rollback is None else (rollback.rolled_back_from, rollback.info.get(DIVERGENCE))
+        told = self.cluster.broadcast(past, "rollback", timeout, kind=tuple[str, JSON])
+        self.rolled_back_from, self.divergence = told
         if name is None:
             self._report_backup(None)
             return None
@@ -161,6 +169,7 @@ class BackupEngine:
             timeout,
         )
         self._committer.newest = state.position
+        self.divergence = self.divergence or state.info.get(DIVERGENCE)
         self.not_finite = tuple(state.info.get("not_finite") or ())
         self._committer.begun = state.info.get("begun") or state.info.get("created")
         self._report_backup(state.position)
@@ -176,7 +185,8 @@ class BackupEngine:
         Returns:
             The generation, on every worker.
         """
-        described = {**info, "python": platform.python_version(), "workers": self.cluster.num_workers}
+        past = {} if self.divergence is None else {DIVERGENCE: self.divergence}
+        described = {**info, **past, "python": platform.python_version(), "workers": self.cluster.num_workers}
         self._committer.info = described
         taken = self.cluster.on_chief(lambda: self._store.claim(described, by), "claiming the backup directory")
         self._store.generation = int(self.cluster.broadcast(taken, "generation", kind=int))
@@ -273,6 +283,24 @@ class BackupEngine:
         newest = self.cluster.broadcast(newest, "stopping early", timeout, kind=Position | None)
         self.cluster.leave("stopping early", timeout)
         return None if newest is None else Position(**newest)
+
+    def go_back(self, act: Callable[[BackupStore], tuple[str, bool]]) -> tuple[str, bool]:
+        """Lets the chief roll back, once nothing is written any more; this run is fenced by it.
+
+        Args:
+            act: Gets the directory; returns what has happened in words, and whether a restart continues from there.
+        """
+
+        def roll_back() -> tuple[str, bool]:
+            self._writer.wait()
+            return act(BackupStore(self._store.storage))
+
+        found = self.cluster.on_chief(roll_back, "rolling back", self.cluster.patience)
+        told: tuple[str, bool] = self.cluster.broadcast(
+            found, "rolled back", self.cluster.patience, kind=tuple[str, bool]
+        )
+        self.cluster.leave("rolling back", self.cluster.patience)
+        return told
 
     def finish(self, take: Callable[[], Snapshot], *, delete: bool) -> None:
         """Commits the end of training once every worker has arrived; the chief leaves last.

@@ -176,6 +176,28 @@ class ShutdownController:
         self._signals.call_handler()
         raise Preempted(text)
 
+    def exit_after(self, request: StopRequest, position: Position, act: Callable[[], tuple[str, bool]]) -> NoReturn:
+        """Ends the run on every worker, once something was done about what is not finite.
+
+        Args:
+            request: Why.
+            position: Where training is.
+            act: Returns in words what has happened, and whether a restart continues from there.
+
+        Raises:
+            Preempted: A restart continues.
+            Diverged: It does not.
+        """
+        self._phase = _Phase.EXITING
+        self._signals.step_is_over()
+        let_children_end()
+        what, goes_on = act()
+        text = f"{_cause(request, self._cluster.num_workers)} at {position}; {what}"
+        if not goes_on:
+            raise Diverged(f"{text}. `kdc rollback {self._engine.directory} --to ...` goes back to a backup before it")
+        self._say(text + unless_restarted(". Start the job again to continue from there"))
+        raise Preempted(text)
+
     def on_exception(self, error: BaseException, step: int | None, at_hand: Callable[[], Snapshot | None]) -> None:
         """An exception ends the run: what was handed over is committed before it is raised on, and notes say more.
 
