@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import math
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -124,23 +124,35 @@ class LossWatch:
         return 1 if self.option is None else self.option.skip_batches + self.option.check_every - 1
 
 
-def go_back(store: BackupStore, watch: LossWatch, position: Position) -> tuple[str, bool]:
+class WentBack(NamedTuple):
+    """What has happened.
+
+    Attributes:
+        text: In words.
+        goes_on: Whether a restart continues.
+        position: From where; None: it begins again.
+    """
+
+    text: str
+    goes_on: bool
+    position: Position | None = None
+
+
+def go_back(store: BackupStore, watch: LossWatch, position: Position) -> WentBack:
     """Makes the newest finite backup before a bad step the newest one.
 
     Args:
         store: The backup directory.
         watch: Of the run that ends here.
         position: After the step whose loss was not finite.
-
-    Returns:
-        What has happened, in words, and whether a restart continues from there.
     """
     option = watch.option or Rollback()
     usable = [one for one in map(store.manifest, reversed(store.commits())) if listed(one).is_finite]
     is_beyond = watch.before is not None and bool(usable) and usable[0].position.step > watch.before.step
     found = watch.after(position, is_beyond=is_beyond)
     if found.count > option.max_rollbacks:
-        return f"after {option.max_rollbacks} rollbacks in a row (max_rollbacks) nothing is tried any more", False
+        text = f"after {option.max_rollbacks} rollbacks in a row (max_rollbacks) nothing is tried any more"
+        return WentBack(text, goes_on=False)
     limit = position.step - watch.batches_before
     target = next((one for one in usable if one.position.step <= limit and _is_usable(store, one)), None)
     newest = store.commits()[-1:]
@@ -157,7 +169,8 @@ def go_back(store: BackupStore, watch: LossWatch, position: Position) -> tuple[s
     if found.is_repeated and found.windows:
         last = found.windows[-1]
         skipped = f", so that batches {last.first + 1} to {last.last + 1} of epoch {last.epoch + 1} are skipped"
-    return f"training goes back to {place} (rollback {found.count} of {option.max_rollbacks}{again}{skipped})", True
+    text = f"training goes back to {place} (rollback {found.count} of {option.max_rollbacks}{again}{skipped})"
+    return WentBack(text, goes_on=True, position=None if target is None else target.position)
 
 
 def _is_usable(store: BackupStore, manifest: Manifest) -> bool:

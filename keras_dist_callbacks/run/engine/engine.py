@@ -284,16 +284,22 @@ class BackupEngine:
         self.cluster.leave("stopping early", timeout)
         return None if newest is None else Position(**newest)
 
-    def go_back(self, act: Callable[[BackupStore], tuple[str, bool]]) -> tuple[str, bool]:
+    def go_back(self, act: Callable[[BackupStore], tuple[str, bool, Position | None]]) -> tuple[str, bool]:
         """Lets the chief roll back, once nothing is written any more; this run is fenced by it.
 
         Args:
-            act: Gets the directory; returns what has happened in words, and whether a restart continues from there.
+            act: Gets the directory; returns what has happened in words, whether a restart continues, and from where.
+
+        Returns:
+            The first two.
         """
 
         def roll_back() -> tuple[str, bool]:
             self._writer.wait()
-            return act(BackupStore(self._store.storage))
+            text, goes_on, position = act(BackupStore(self._store.storage))
+            if goes_on:
+                self._report_backup(position)
+            return text, goes_on
 
         found = self.cluster.on_chief(roll_back, "rolling back", self.cluster.patience)
         told: tuple[str, bool] = self.cluster.broadcast(
