@@ -47,7 +47,7 @@ def named(store: BackupStore, name: str) -> Manifest | None:
         return None
     found = [commit for commit in store.commits() if commit.matches_name(name)]
     if len(found) != 1:
-        raise ConfigError(not_found(store, name))
+        raise ConfigError(not_found(store, name, "to"))
     return store.manifest(found[0])
 
 

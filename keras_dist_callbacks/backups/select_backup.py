@@ -130,14 +130,14 @@ def _search(
     return None, damaged, vanished
 
 
-def not_found(store: BackupStore, name: str | None) -> str:
-    """Says that no backup was found, or none of that name, and which there are."""
+def not_found(store: BackupStore, name: str | None, argument: str = "commit") -> str:
+    """Says that no backup was found, or none of the name that an argument gives, and which there are."""
     known = ", ".join(commit.label for commit in reversed(store.commits()[-5:]))
     where = store.storage.display()
     if name is None or not known:
         return f"{where} holds no backup: give the backup_dir of a run that has saved"
     shown = repr(name) if _NAME.fullmatch(name) else "..."  # anything else may be an URL with a credential
-    return f"{where}: no backup is named commit={shown}; the newest: {known}"
+    return f"{where}: no backup is named {argument}={shown}; the newest: {known}"
 
 
 def _nothing_intact(directory: str, errors: list[DamagedBackupError]) -> str:

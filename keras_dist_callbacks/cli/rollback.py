@@ -95,6 +95,7 @@ def rollback(
         "before_epoch": validation.check("before_epoch", before_epoch, validation.number_of("epochs", 1) | None),
         "undo": validation.check("undo", undo, bool) or None,
     }
+    dry_run, force = validation.check("dry_run", dry_run, bool), validation.check("force", force, bool)
     store = BackupStore(storage)
     if not (dry_run or force) and (why := live_run(store)):
         raise BackupError(

@@ -78,7 +78,7 @@ class FitSession:
         self._resume: Resume | None = None
         self._request: StopRequest | None = None  # to leave, as soon as the step is over
         self._trained: Snapshot | None = None  # after an epoch's last step, until the next one begins
-        self._stops, self._entered_at = False, -1
+        self._stops, self._only_skipped = False, False
         self._undo: Callable[[], None] | None = None
 
     @property
@@ -223,7 +223,6 @@ class FitSession:
         self._progress.count.enter_epoch(None if self._fit.steps_per_epoch else self._fit.known_length)
         self._parts.input.note()
         self._parts.input_objects.note_epoch(is_read=True)
-        self._entered_at = self._progress.count.step
         if self._resume is None or not self._resume.is_pending:
             self._parts.input.enter_epoch(self._progress.count.epoch, resuming=False)
             self._parts.random_at_epoch.note_entered()
@@ -240,11 +239,13 @@ class FitSession:
         is_skipped = self._watch.skips(self._progress.count.epoch, first, last)
         if is_skipped:
             self._progress.count.skip_to(last + 1)
+            self._only_skipped = self._only_skipped or first == 0
         return is_skipped
 
     def step_done(self, end_step: int, logs: Any) -> None:
         """A step is complete; its callbacks were not called yet."""
         self._progress.count.trained_to(end_step)
+        self._only_skipped = False
         if self._options.on_nonfinite is not None and self._watch.is_due(self._progress.count.step):
             self._watch.look(running_fit.value_of_loss(logs))
         self.run.reported.step_done(self._progress.count.step)
@@ -273,9 +274,9 @@ class FitSession:
 
     def epoch_trained(self) -> None:
         """After an epoch's last step: what follows may be interrupted, and is then done again from its start."""
-        if self._progress.count.step == self._entered_at and self._progress.count.batch:
-            # all of it was skipped: Keras would report a loss of 0.0, which would be the best
+        if self._only_skipped:  # Keras would report a loss of 0.0, which would be the best
             running_fit.current_logs(self._fit.model).clear()
+            self._only_skipped = False
         self._progress.count.leave_epoch()
         self.run.reported.enter(Phase.EPOCH_END)
         self._runs.has_trained = True

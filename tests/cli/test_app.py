@@ -65,6 +65,7 @@ def test_every_command_runs_where_tensorflow_and_keras_cannot_be_imported(tmp_pa
         "export",
         "launch",
         "rehearse",
+        "rollback",
         "run",
     }
     store = begin(tmp_path)

@@ -65,6 +65,7 @@ CHANGED: dict[str, tuple[Any, Any]] = {
     "input/own": ({"position": 3}, {"position": 4}),
     "input/order": ({"seed": 3, "epoch": 0}, {"seed": 4, "epoch": 0}),
     "compile/is_another": (False, True),
+    "compile/optimized": ([0], [0, 1]),
     "loop/user": ({"value": 1}, {"value": 2}),
     "callbacks/History()": ({"epoch": [0], "history": {"loss": [0.5]}}, {"epoch": [0], "history": {"loss": [0.25]}}),
     "callbacks/EarlyStopping(monitor=loss)": ({"wait": 1}, {"wait": 0}),

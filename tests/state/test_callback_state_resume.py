@@ -276,6 +276,7 @@ def with_a_nan_at(step: int) -> tf.data.Dataset:
 
 
 @pytest.mark.in_gate(1)
+@pytest.mark.filterwarnings("ignore:.*values that are not finite:RuntimeWarning")
 @pytest.mark.parametrize("interrupted_at", [(0, 4), (1, 2), (1, 3)])
 def test_training_ends_at_the_same_nan(tmp_path: Path, interrupted_at: tuple[int, int]) -> None:
     steps, step = tiny.CountSteps(), tiny.STEPS + 3

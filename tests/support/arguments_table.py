@@ -63,6 +63,8 @@ SAVING: dict[str, Accepted] = {
     "save_freq": REFUSED,
     "double_checkpoint": FLAG,
     "delete_checkpoint": FLAG,
+    "max_to_keep": REFUSED,
+    "keep_every": {"None": "no such rule"},
     "max_overhead": REFUSED,
     "strict": FLAG,
     "verbose": VERBOSE,
@@ -108,7 +110,7 @@ def _registration() -> dict[str, Any]:
 FACADE: dict[str, Row] = {
     "BackupAndRestore": Row(
         kdc.BackupAndRestore,
-        {**SAVING, "reread_input": FLAG},
+        {**SAVING, "on_nonfinite": {"None": "training goes on"}, "reread_input": FLAG},
         lambda: {"backup_dir": "backup"},
     ),
     "Checkpointer": Row(
@@ -173,6 +175,10 @@ FACADE: dict[str, Row] = {
             "request_seconds": REFUSED,
             "min_bytes_per_second": REFUSED,
         },
+    ),
+    "Rollback": Row(
+        kdc.Rollback,
+        {"skip_batches": {"zero": "none"}, "max_rollbacks": REFUSED, "check_every": REFUSED},
     ),
     "ShutdownOptions": Row(
         kdc.ShutdownOptions,
@@ -305,6 +311,21 @@ FACADE: dict[str, Row] = {
         _registration,
     ),
     "restartable": Row(kdc.restartable, {}),
+    "rollback": Row(
+        kdc.rollback,
+        {
+            "backup_dir": REFUSED,  # a relative path may hold none
+            "to": REFUSED,
+            "before_step": {"None": "`to` says where"},
+            "before_epoch": {"None": "`to` says where"},
+            "undo": REFUSED,  # beside `to`
+            "dry_run": FLAG,
+            "force": FLAG,
+            "checkpoints": {"None": "they stay as they are", **PATH},
+            "storage_options": OPTIONS,
+        },
+        lambda: {**_saved(), "to": "start", "dry_run": True},
+    ),
     "restored_from": Row(kdc.restored_from, {"model": all_kept("nothing that make_or_restore_model has returned")}),
     "advanced.stateless_input": Row(
         kdc.advanced.stateless_input, {"source": {"a function": "that of EpochDataset, or a generator's"}}

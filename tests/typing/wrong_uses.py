@@ -35,7 +35,7 @@ kdc.BackupAndRestore()  # mypy: call-arg
 kdc.BackupAndRestore("backup", save_frequency=100)  # mypy: call-arg
 kdc.BackupAndRestore("backup", replay="read")  # mypy: call-arg
 kdc.BackupAndRestore("backup", retry=kdc.RetryPolicy())  # mypy: call-arg
-kdc.BackupAndRestore("backup", "epoch", False, True, 0.02)  # mypy: call-arg
+kdc.BackupAndRestore("backup", "epoch", False, True, 0.02)  # mypy: arg-type, call-arg
 kdc.Checkpointer("backup")  # mypy: call-arg
 kdc.Checkpointer("backup", model)  # mypy: call-arg
 kdc.ChiefOnly()  # mypy: call-arg
