@@ -83,11 +83,12 @@ class LossWatch:
         self.option, self.before = option, before
         self._losses: collections.deque[str] = collections.deque(maxlen=_COMPARED)
         self._every = 1 if option is None else option.check_every
+        self._width = 1  # batches of an execution
         self.why = ""
 
     def is_due(self, step: int) -> bool:
         """Whether the loss of this step is looked at."""
-        return step % self._every == 0
+        return step // self._every > (step - self._width) // self._every
 
     def look(self, loss: float | None) -> None:
         """A step's loss."""
@@ -97,6 +98,7 @@ class LossWatch:
 
     def skips(self, epoch: int, first: int, last: int) -> bool:
         """Whether a step, of these batches of an epoch, is skipped: with one of its batches all of them are."""
+        self._width = last - first + 1
         windows = () if self.before is None else self.before.windows
         return any(one.epoch == epoch and one.first <= last and first <= one.last for one in windows)
 
@@ -114,14 +116,13 @@ class LossWatch:
         is_same_step = before is not None and before.step == position.step
         is_repeated = is_same_step and bool(same) and before is not None and losses[-same:] == before.losses[-same:]
         if is_repeated and self.option is not None and self.option.skip_batches:
-            first = max(0, position.batch - self.batches_before)
-            windows = (*windows, Window(position.epoch, first, position.batch - 1))
+            windows = (*windows, Window(position.epoch, self.first_before(position), position.batch - 1))
         return Divergence(position.step, losses, count, windows, is_repeated)
 
-    @property
-    def batches_before(self) -> int:
-        """How many batches up to the last one may be the cause."""
-        return 1 if self.option is None else self.option.skip_batches + self.option.check_every - 1
+    def first_before(self, position: Position) -> int:
+        """The first batch of the epoch that may be the cause, or is in one execution with it."""
+        batches = 1 if self.option is None else self.option.skip_batches + self.option.check_every - 1
+        return max(0, position.batch - batches) // self._width * self._width
 
 
 class WentBack(NamedTuple):
@@ -153,7 +154,7 @@ def go_back(store: BackupStore, watch: LossWatch, position: Position) -> WentBac
     if found.count > option.max_rollbacks:
         text = f"after {option.max_rollbacks} rollbacks in a row (max_rollbacks) nothing is tried any more"
         return WentBack(text, goes_on=False)
-    limit = position.step - watch.batches_before
+    limit = position.step - (position.batch - watch.first_before(position))
     target = next((one for one in usable if one.position.step <= limit and _is_usable(store, one)), None)
     newest = store.commits()[-1:]
     store.claim(

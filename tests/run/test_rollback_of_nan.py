@@ -24,11 +24,12 @@ POISONED = X.copy()
 POISONED[BAD * tiny.BATCH + 1] = np.inf
 
 
-def trained(directory: Path, option: Any, x: Any, *callbacks: Any, epochs: int = 2) -> Any:
+def trained(directory: Path, option: Any, x: Any, *callbacks: Any, epochs: int = 2, at_once: int = 1) -> Any:
     """One process of a job; its callback, and its model."""
     options = {"save_freq": 1, "on_nonfinite": option, "delete_checkpoint": False}
     backup = kdc.BackupAndRestore(directory, write_options=kdc.WriteOptions(when_busy="wait"), **options)
     model = tiny.model()
+    model.steps_per_execution = at_once
     model.fit(x, Y, batch_size=tiny.BATCH, epochs=epochs, shuffle=False, verbose=0, callbacks=[*callbacks, backup])
     return backup, model
 
@@ -125,6 +126,25 @@ def test_before_the_first_finite_backup_training_begins_again(tmp_path: Path) ->
     (_, model), reasons = restarted(lambda: trained(tmp_path, kdc.Rollback(skip_batches=1), x, epochs=1))
     assert all("goes back to the start" in reason for reason in reasons)
     assert int(model.optimizer.iterations) == tiny.STEPS - 1
+
+
+def test_an_epoch_whose_last_batch_is_skipped_has_the_values_of_the_others(tmp_path: Path) -> None:
+    x = X.copy()
+    x[-1] = np.inf
+    (_, model), _ = restarted(lambda: trained(tmp_path, kdc.Rollback(skip_batches=1), x))
+    assert len(model.history.history["loss"]) == 2
+    assert np.isfinite(model.history.history["loss"]).all()
+    assert int(model.optimizer.iterations) == 2 * (tiny.STEPS - 1)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_whole_executions_of_several_steps_are_skipped(tmp_path: Path, every: int) -> None:
+    option = kdc.Rollback(skip_batches=1, check_every=every, max_rollbacks=9)  # hardly a step of an epoch is left
+    (_, model), reasons = restarted(lambda: trained(tmp_path, option, POISONED, at_once=2))
+    assert f"batches {3 if every == 1 else 1} to 4 of epoch 1 are skipped" in reasons[1]
+    assert all(np.isfinite(value).all() for value in tiny.values(model))
+    if every == 1:
+        assert int(model.optimizer.iterations) == 2 * (tiny.STEPS - 2), "batches 3 and 4 are one execution"
 
 
 @pytest.mark.filterwarnings("ignore:Early stopping conditioned on metric:UserWarning")
