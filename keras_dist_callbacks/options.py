@@ -166,8 +166,8 @@ class Rollback:
             one step before the loss shows it. 0 skips none. Defaults to 2.
         max_rollbacks: After so many in a row without a finite backup beyond the bad step, training ends with `Diverged`
             and exit code 1. Defaults to 3.
-        check_every: The loss is looked at after each so many steps, for which Python waits; as many batches more are
-            skipped. Defaults to 1.
+        check_every: The loss is looked at after each so many steps, for which Python waits; up to as many batches more
+            are skipped, and whole executions of `steps_per_execution`. Defaults to 1.
 
     Raises:
         ConfigError: A value is wrong.
