@@ -91,6 +91,13 @@ def steps_taken(optimizer: Any) -> int:
     return int(_number(optimizer.iterations))  # int() fails on a mirrored variable
 
 
+def accumulation(optimizer: Any) -> tuple[int, int]:
+    """Returns how many batches an update of the weights adds up the gradients of, and how many batches it has seen."""
+    inner = inner_optimizers(optimizer)[0][1]
+    # `iterations` counts updates; only the private one counts batches
+    return getattr(inner, "gradient_accumulation_steps", None) or 1, int(_number(inner._iterations))
+
+
 def current_rates(optimizer: Any) -> dict[str, float]:
     """Returns the rate of the next step for each optimizer within; the key is `""` if there is only one."""
     return {name: _number(inner.learning_rate) for name, inner in inner_optimizers(optimizer)}

@@ -257,6 +257,13 @@ def _all_variables(model: Any) -> Iterable[Any]:
         yield generator.state
 
 
+def arrays_of(model: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Returns weights and variables of the optimizer by name, as far as this process has them."""
+    own = [*model.weights, *getattr(getattr(model, "optimizer", None), "variables", ())]
+    held = [(str(variable.path), component) for variable in own for component in components(variable)]
+    return {f"{path}@{number}": read(component) for number, (path, component) in enumerate(held)}
+
+
 def untracked_variables(model: Any, held: Collection[int] = ()) -> list[tuple[str, Any]]:
     """TensorFlow variables that belong to the model's objects, but not to what a backup holds, with their names.
 

@@ -421,7 +421,7 @@ CATALOG: Mapping[str, Row] = {
     "first-pass-mixed": Row("unknown", _READ_BEFORE + "(not each of their shuffles has a seed)"),
     "first-pass-large": Row("unknown", _READ_BEFORE + "(shuffle buffers of more than {0} elements)"),
     # --- several fits
-    "skipped-batches": Row("known", "batches {0} to {1} of epoch {2} skipped (the loss was not finite)"),
+    "skipped-batches": Row("known", "{0} skipped (the loss was not finite)"),
     "skipped": Row(
         "lost",
         "fit() number {0} of the interrupted process saved this backup, and this is number {1} with the same "

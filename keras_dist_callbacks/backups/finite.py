@@ -22,9 +22,7 @@ def trained(tensors: Mapping[str, SharedTensor], state: Mapping[str, JSON]) -> d
     found = {}
     for name, held in tensors.items():
         if name.startswith(f"{VARIABLES}/") and name.removeprefix(f"{VARIABLES}/").rpartition("@")[0] not in metrics:
-            array = held.array()
-            if array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat16", "float8")):
-                found[name] = array
+            found[name] = held.array()
     return found
 
 
@@ -35,7 +33,15 @@ def not_finite(arrays: Mapping[str, np.ndarray[Any, Any]], *, whole: bool = Fals
         arrays: By name.
         whole: Look at all values, and not at 4 KiB of each.
     """
-    return [name for name, array in arrays.items() if not np.isfinite(array if whole else _sample(array)).all()]
+    return [
+        name
+        for name, array in arrays.items()
+        if _has_fractions(array) and not np.isfinite(array if whole else _sample(array)).all()
+    ]
+
+
+def _has_fractions(array: np.ndarray[Any, Any]) -> bool:
+    return array.dtype.kind in "fc" or array.dtype.name.startswith(("bfloat16", "float8"))
 
 
 def _sample(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

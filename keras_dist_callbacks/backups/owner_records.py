@@ -80,12 +80,17 @@ class OwnerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         return ", ".join(filter(None, [self.by, self.script, f"process {self.pid}", f"on {self.host}", since]))
 
     @property
+    def is_of_rollback(self) -> bool:
+        """Whether it is that of a rollback, or of the end of one."""
+        return self.rolled_back_to is not None or self.undoes is not None
+
+    @property
     def has_ended(self) -> bool:
         """Whether the process is known to have ended; on another machine or in another container, nothing is known.
 
         One that has rolled back writes no more.
         """
-        if self.rolled_back_to is not None or self.undoes is not None:
+        if self.is_of_rollback:
             return True
         if self.began is None or self.namespace is None:
             return False

@@ -30,11 +30,13 @@ class Change:
         newest: What training continues from afterwards; None: it begins again.
         before: What it would have continued from.
         moved: What does not count any more, or counts again, the newest first.
+        not_finite: The tensors of `newest` that hold NaN or infinity.
     """
 
     newest: Manifest | None
     before: CommitId
     moved: tuple[CommitId, ...]
+    not_finite: tuple[str, ...] = ()
 
 
 def named(store: BackupStore, name: str) -> Manifest | None:
@@ -69,7 +71,7 @@ def newest_before(store: BackupStore, is_before: Callable[[Manifest], bool], wha
 
 
 def plan(store: BackupStore, target: Manifest | None) -> Change:
-    """Returns what going back to a backup changes, once that was read and verified.
+    """Returns what going back to a backup changes, once all of that was read and verified.
 
     Raises:
         ConfigError: It is the newest already, or there is none.
@@ -81,10 +83,9 @@ def plan(store: BackupStore, target: Manifest | None) -> Change:
         raise ConfigError(not_found(store, None))
     if target is not None and target.id == commits[-1]:
         raise ConfigError(f"{store.storage.display()}: {target.id.label} is the newest backup already")
-    if target is not None:
-        store.verify(target)
+    infinite = () if target is None else store.not_finite(target)
     later = tuple(commit for commit in reversed(commits) if target is None or commit > target.id)
-    return Change(target, commits[-1], later)
+    return Change(target, commits[-1], later, infinite)
 
 
 def roll_back(store: BackupStore, change: Change) -> None:

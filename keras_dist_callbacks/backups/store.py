@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from keras_dist_callbacks.backups import names, owner_records, record_io
+from keras_dist_callbacks.backups import finite, names, owner_records, record_io
 from keras_dist_callbacks.backups.manifest import check_topics, decode_manifest, encode_manifest
 from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, ROLLED_BACK, WITNESS, owner_name
 from keras_dist_callbacks.backups.owner_records import OwnerRecord
@@ -25,7 +25,15 @@ from keras_dist_callbacks.backups.packing import Blob
 from keras_dist_callbacks.backups.reading import Allocate, check_sizes, read_tensors, verify_tensors
 from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, read_verified
 from keras_dist_callbacks.backups.retention import ListedBackup, Rules, kept
-from keras_dist_callbacks.backups.snapshot import BlobInfo, CommitId, Manifest, Position, TensorInfo, WorkerState
+from keras_dist_callbacks.backups.snapshot import (
+    BlobInfo,
+    CommitId,
+    Manifest,
+    Position,
+    SharedArray,
+    TensorInfo,
+    WorkerState,
+)
 from keras_dist_callbacks.backups.staging import Staging
 from keras_dist_callbacks.base.errors import DamagedBackupError, StorageError
 from keras_dist_callbacks.storage.local_files import final_name
@@ -367,6 +375,20 @@ class BackupStore:
         rest = [info for info in every if (info.blob, info.start, info.hash) not in known]
         touched = {info.blob for info in rest} if known else {blob.path for blob in manifest.blobs}
         verify_tensors(self.storage, rest, [blob for blob in manifest.blobs if blob.path in touched])
+
+    def not_finite(self, manifest: Manifest) -> tuple[str, ...]:
+        """Reads and verifies the tensors of a commit, and returns those that hold NaN or infinity; all values count.
+
+        Raises:
+            DamagedBackupError: A blob is missing or differs from the manifest.
+        """
+        blobs = {blob.path: blob for blob in manifest.blobs}
+        found: list[str] = []
+        for worker, own in enumerate(manifest.workers):
+            read = read_tensors(self.storage, own.tensors, blobs)
+            held = {name: SharedArray(array) for name, array in read.items()}
+            found += finite.not_finite(finite.trained(held, manifest.complete_record(worker).state), whole=True)
+        return tuple(dict.fromkeys(found))
 
     def quarantine(self, commit: CommitId) -> None:
         """Moves a damaged manifest aside, so that it is neither taken nor lost."""

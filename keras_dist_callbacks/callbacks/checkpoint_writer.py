@@ -11,7 +11,7 @@ from pathlib import Path
 from keras_dist_callbacks.backups.retention import Rules
 from keras_dist_callbacks.base.errors import BackupMismatchError, DamagedBackupError, StorageError
 from keras_dist_callbacks.base.terminal import say, uploads, warn
-from keras_dist_callbacks.checkpoints import end_note, files, ownership, retention
+from keras_dist_callbacks.checkpoints import end_note, files, ownership, retention, taken_back
 from keras_dist_callbacks.checkpoints.record import Checkpoint, CheckpointRecord
 from keras_dist_callbacks.run.engine.writer import Owner, shared_writer
 from keras_dist_callbacks.storage.storage import Storage
@@ -61,8 +61,13 @@ class CheckpointWriter:
         self._has_warned_of_deleting = False
         self._notes: collections.deque[str] = collections.deque()  # what happened in the background
 
-    def begin(self, owner: Owner) -> list[Checkpoint]:
-        """A fit begins: claims the template's files, and returns those of earlier runs, from old to new."""
+    def begin(self, owner: Owner, back_to: taken_back.Place | None = None) -> list[Checkpoint]:
+        """A fit begins: claims the template's files, and returns those of earlier runs, from old to new.
+
+        Args:
+            owner: The fit.
+            back_to: Where training was rolled back to: what was saved after that does not count any more.
+        """
         shared_writer().finish_earlier()  # a fit() that was interrupted may still be writing
         self._forget_unpublished()
         self._refused.clear()
@@ -75,6 +80,10 @@ class CheckpointWriter:
         listing = files.find(self._storage)
         self.token = files.run_token(listing, self._template)
         own = files.own(listing, self._template, self.token)
+        if back_to is not None:
+            later = taken_back.later_than(own, back_to)
+            taken_back.move_aside(self._storage, later)
+            own = [one for one in own if one.name not in later]
         self._newest_name = own[-1].name if own else None
         notes, _ = end_note.read_all(self._storage, {self._template, *listing.templates})
         self.generation = 1 + max([listing.generation, *(note.generation for note in notes if note.is_ended)])

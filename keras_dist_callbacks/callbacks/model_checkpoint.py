@@ -19,10 +19,12 @@ from keras_dist_callbacks._compat.graphs import missing_in_files_of_step
 from keras_dist_callbacks._compat.multi_worker import is_multi_worker
 from keras_dist_callbacks._compat.running_fit import find_fit, still_runs
 from keras_dist_callbacks._compat.saving import ModelCheckpointPolicy, not_reported
-from keras_dist_callbacks._compat.variables import steps_trained
+from keras_dist_callbacks._compat.variables import arrays_of, steps_trained
+from keras_dist_callbacks.backups import finite
 from keras_dist_callbacks.backups.record_io import Generation, Sequence, Token
 from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.backups.retention import Rules
+from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.base import static, validation
 from keras_dist_callbacks.base.errors import ConfigError, PeerLostError, StorageError
 from keras_dist_callbacks.base.terminal import first_few, is_shown, warn
@@ -31,7 +33,7 @@ from keras_dist_callbacks.callbacks.checkpoint_writer import CheckpointWriter, S
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.callbacks.reported_names import ReportedNames
 from keras_dist_callbacks.callbacks.write_policy import Writers, agree_on_writers
-from keras_dist_callbacks.checkpoints import files, retention
+from keras_dist_callbacks.checkpoints import files, retention, taken_back
 from keras_dist_callbacks.checkpoints.record import CheckpointRecord
 from keras_dist_callbacks.checkpoints.template import example_name, names_in, require_distinct_names
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -200,6 +202,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         self._cluster = Cluster()
         self._found = _Found()
         self._has_named_missing = self._has_skipped = self._is_resumed = False
+        self._back_to: taken_back.Place | None = None  # where training was rolled back to
         self._last_saved: _Order | None = None  # the newest file that was handed over
         self._in_place: tuple[float | None, _Order | None] = (None, None)  # the best and the last that all know of
         self._pending: dict[_Order, float | None] = {}  # what `best` is if that file gets in place, from old to new
@@ -231,7 +234,8 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
             self._take_published_best((0, 0))
 
     def _begin(self) -> _Found:
-        own = self._writer.begin(Owner(still_runs(self.model)))
+        own = self._writer.begin(Owner(still_runs(self.model)), self._back_to)
+        self._back_to = None
         best = latest_best(self._storage, own, self.monitor) if self.save_best_only else None
         return _Found(self._writer.generation, self._writer.token, best)
 
@@ -298,6 +302,16 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         if order in self._pending:
             self._in_place = self._pending[order], order
         self._pending = {newer: best for newer, best in self._pending.items() if newer > order}
+
+    def roll_back(self, position: Position | None) -> None:
+        """`BackupAndRestore` says where training was rolled back to, before `on_train_begin`.
+
+        The files that were saved after that move to `rolled-back/` then: none of them is the newest or the best.
+
+        Args:
+            position: Of the backup; None: training begins again.
+        """
+        self._back_to = taken_back.place_of(position)
 
     @property
     def best_path(self) -> str | None:
@@ -378,6 +392,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         try:
             with temporary.writing(f"the file for {self._storage.display(record.published_name)}", within=directory):
                 self._serialise(directory / record.published_name)
+            record = dataclasses.replace(record, is_finite=not finite.not_finite(arrays_of(self.model), whole=True))
         except BaseException:
             shutil.rmtree(directory)
             raise

@@ -65,6 +65,7 @@ class CheckpointRecord:
         max_to_keep: With `keep_best` and `keep_every` the rules of the run that wrote the file.
         keep_best: See there.
         keep_every: See there.
+        is_finite: Whether no weight and no slot of the optimizer was NaN or infinite; True where nobody has looked.
     """
 
     template: Name
@@ -83,6 +84,7 @@ class CheckpointRecord:
     max_to_keep: Some | None = None
     keep_best: Some | None = None
     keep_every: Some | None = None
+    is_finite: bool = True
 
     def __post_init__(self) -> None:
         if self.value is not None and not math.isfinite(self.value):
@@ -102,11 +104,6 @@ class CheckpointRecord:
     def seconds(self) -> float:
         """For rules of time, of which checkpoints have none."""
         return 0.0
-
-    @property
-    def is_finite(self) -> bool:
-        """What the weights are is not known of a file's record."""
-        return True
 
     @property
     def rules(self) -> Rules:
@@ -147,7 +144,7 @@ CHECKPOINT = Format(
     1,
     CheckpointRecord,
     _MAX_BYTES,
-    optional=("mode", "max_to_keep", "keep_best", "keep_every"),
+    optional=("mode", "max_to_keep", "keep_best", "keep_every", "is_finite"),
 )
 
 

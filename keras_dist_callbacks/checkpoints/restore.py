@@ -230,6 +230,11 @@ def make_or_restore_model(
     missing = missing_in_files(model)  # on all workers: that may read a metric's variable on all of them
     if missing and cluster.is_chief:
         warn(missing_in_words(missing))
+    if not record.is_finite and cluster.is_chief:
+        warn(
+            f"{shown} holds weights that are NaN or infinite, and training continues with them. `kdc ls "
+            f"{storage.display()}` shows which files do: move those away to continue from an older one"
+        )
     _note_origin(model, shown, record.epoch, record.step, found, weights_only, warns=cluster.is_chief)
     how = f"; without BackupAndRestore, give fit() initial_epoch={record.epoch}" if record.epoch else ""
     rates = _rates_in_words(model)

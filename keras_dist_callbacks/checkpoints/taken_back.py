@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from keras_dist_callbacks.backups.names import ROLLED_BACK
 from keras_dist_callbacks.backups.snapshot import Position
-from keras_dist_callbacks.checkpoints import files
-from keras_dist_callbacks.checkpoints.record import EXTENSIONS
+from keras_dist_callbacks.checkpoints.record import EXTENSIONS, Checkpoint
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.storage import Storage
 
+Place = tuple[int, int]
+"""Finished epochs, and steps."""
 
-def later_than(storage: Storage, position: Position | None) -> list[str]:
-    """Returns the names of the checkpoints that were saved after a place in training; None: of all.
 
-    Args:
-        storage: Their directory.
-        position: Where training goes back to.
-    """
-    records = {one.name: one.record for one in files.find(storage).checkpoints}
-    place = (-1, -1) if position is None else (position.epoch, position.step)
-    return [name for name, record in records.items() if (record.epoch, record.step) > place]
+def place_of(position: Position | None) -> Place:
+    """Returns where training goes back to; None: to its start."""
+    return (-1, -1) if position is None else (position.epoch, position.step)
+
+
+def later_than(checkpoints: Iterable[Checkpoint], place: Place) -> list[str]:
+    """Returns the names of those checkpoints that were saved after a place in training."""
+    return [one.name for one in checkpoints if (one.record.epoch, one.record.step) > place]
 
 
 def move_aside(storage: Storage, names: list[str]) -> None:

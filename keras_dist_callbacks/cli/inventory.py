@@ -63,6 +63,7 @@ class Inventory:
         blobs: The stored blobs and their sizes, by path.
         temporaries: What interrupted writes left, and the sizes, by path.
         set_aside: Commits whose damaged manifests were moved aside; which blobs they name is not known.
+        taken_back: Commits that a rollback has taken back, which may be undone.
         silence: Seconds since the newest generation last wrote, by the store's clock; None if the store does not say.
     """
 
@@ -71,6 +72,7 @@ class Inventory:
     blobs: Mapping[str, int]
     temporaries: Mapping[str, int]
     set_aside: Sequence[CommitId]
+    taken_back: Sequence[CommitId]
     silence: float | None
 
     @property
@@ -120,12 +122,12 @@ def read_entries(store: BackupStore) -> list[Entry]:
 
 def take_inventory(store: BackupStore) -> Inventory:
     """Lists everything in the directory and reads every manifest."""
-    storage, set_aside = store.storage, store.quarantined()
+    storage, set_aside, taken_back = store.storage, store.quarantined(), [*store.taken_back().values()]
     claimed = owner_records.generations(storage)
     owners = parallel(lambda generation: owner_records.read_owner(storage, generation), claimed)
     # Blobs before manifests: a blob that a running fit adds in between is not listed, so it cannot look dangling.
     # The store cannot list directories; blobs are only ever below the number of a generation that is still listed.
-    generations = {*claimed, *(commit.generation for commit in [*store.commits(), *set_aside])}
+    generations = {*claimed, *(commit.generation for commit in [*store.commits(), *set_aside, *taken_back])}
     kinds = {"": "", COMMITS: COMMITS, OWNERS: OWNERS}
     kinds |= {names.blob_directory(generation): BLOBS for generation in sorted(generations)}
     blobs: dict[str, int] = {}
@@ -139,8 +141,8 @@ def take_inventory(store: BackupStore) -> Inventory:
                 blobs[path] = file.size
     entries = tuple(read_entries(store))
     newest = max([0, *claimed, *(entry.id.generation for entry in entries)])
-    silence = _silence(storage, newest, entries)
-    return Inventory(entries, dict(zip(claimed, owners, strict=True)), blobs, unfinished, set_aside, silence)
+    silence, by_generation = _silence(storage, newest, entries), dict(zip(claimed, owners, strict=True))
+    return Inventory(entries, by_generation, blobs, unfinished, set_aside, taken_back, silence)
 
 
 def created_at(manifest: Manifest) -> float | None:
@@ -150,13 +152,13 @@ def created_at(manifest: Manifest) -> float | None:
 
 
 def orphaned_blobs(inventory: Inventory) -> dict[str, int]:
-    """Blobs that no manifest names, without those that a manifest that cannot be read may name.
+    """Blobs that no manifest names, without those that a manifest that was not read may name.
 
     A commit refers only to blobs of its own generation, so all blobs of such a manifest's generation are skipped.
     """
     needed = {blob.path for entry in inventory.entries for blob in entry.blobs}
     unknown = {entry.id.generation for entry in inventory.entries if entry.manifest is None}
-    unknown |= {commit.generation for commit in inventory.set_aside}
+    unknown |= {commit.generation for commit in [*inventory.set_aside, *inventory.taken_back]}
     return {
         path: size
         for path, size in inventory.blobs.items()
@@ -165,8 +167,14 @@ def orphaned_blobs(inventory: Inventory) -> dict[str, int]:
 
 
 def stale_owners(inventory: Inventory, blobs: Iterable[str]) -> list[int]:
-    """Generations before the newest whose owner record nothing needs any more, if these blobs stay."""
-    alive = {commit.generation for commit in [*(entry.id for entry in inventory.entries), *inventory.set_aside]}
+    """Generations before the newest whose owner record nothing needs any more, if these blobs stay.
+
+    Until a run has committed after a rollback, its record says where training continues, and what is skipped.
+    """
+    committed = [entry.id.generation for entry in inventory.entries]
+    alive = {*committed, *(commit.generation for commit in [*inventory.set_aside, *inventory.taken_back])}
+    since = max(committed, default=0)
+    alive |= {g for g, owner in inventory.owners.items() if g > since and owner is not None and owner.is_of_rollback}
     alive |= {generation for generation in map(blob_generation, blobs) if generation is not None}
     return sorted(g for g in inventory.owners if g not in alive and g < inventory.newest_generation)
 

@@ -97,7 +97,9 @@ class CheckpointRow:
         template: The `filepath` that this was made from.
         is_best: Whether no file of its training that is in the directory has a better value.
         kept_by: The arguments of `ModelCheckpoint` that keep it: `"max_to_keep"`, `"keep_best"`, `"keep_every"`, or
-            `"all"` without any of them. Empty for copies, and for what is deleted after the next save.
+            `"all"` without any of them; `"finite"` for the newest one that holds no NaN. Empty for copies, and for what
+            is deleted after the next save.
+        is_finite: Whether no weight is NaN or infinite.
     """
 
     name: str
@@ -113,6 +115,7 @@ class CheckpointRow:
     template: str
     is_best: bool = False
     kept_by: tuple[str, ...] = ()
+    is_finite: bool = True
 
 
 @dataclass(frozen=True)
@@ -239,6 +242,7 @@ def show_listing(page: Page, listing: DirectoryListing) -> None:
         page.table(_CHECKPOINT_HEADERS, cells, only_if_wide=_CHECKPOINT_HEADERS[2:6])
         renamed = (row for row in published if row.name != row.published_name)
         page.notes((row.name, f"a copy of {row.published_name}") for row in renamed)
+        page.notes(((row.name, "not finite") for row in published if not row.is_finite), "red")
     page.notes((("damaged", str(problem)) for problem in listing.checkpoint_problems), "red")
     if listing.without_record:
         page.line(f"  {files.without_record(listing.without_record)}")

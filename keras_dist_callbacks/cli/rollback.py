@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from keras_dist_callbacks.backups import finite
 from keras_dist_callbacks.backups import rollback as backups
 from keras_dist_callbacks.backups.rollback import Change
 from keras_dist_callbacks.backups.snapshot import Manifest
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.base import validation
 from keras_dist_callbacks.base.errors import BackupError, ConfigError
-from keras_dist_callbacks.checkpoints import taken_back
+from keras_dist_callbacks.checkpoints import files, taken_back
 from keras_dist_callbacks.cli import formatting, inventory
 from keras_dist_callbacks.cli.formatting import Page
 from keras_dist_callbacks.storage.storage import Storage
@@ -33,6 +34,7 @@ class RolledBack:
         moved: Those that do not count any more; after an undoing, those that count again.
         checkpoints: Likewise, the files of `ModelCheckpoint`.
         dry_run: Nothing was changed.
+        not_finite: The tensors of `newest` that hold NaN or infinity; all values were looked at.
     """
 
     path: str
@@ -42,6 +44,7 @@ class RolledBack:
     moved: tuple[str, ...]
     checkpoints: tuple[str, ...]
     dry_run: bool
+    not_finite: tuple[str, ...] = ()
 
 
 def rollback(
@@ -116,8 +119,9 @@ def roll_back(
     change = backups.plan_undo(store) if way == "undo" else backups.plan(store, _target(store, way, value))
     names: list[str] = []
     if checkpoints is not None:
-        position = None if change.newest is None else change.newest.position
-        names = taken_back.set_aside(checkpoints) if way == "undo" else taken_back.later_than(checkpoints, position)
+        place = taken_back.place_of(None if change.newest is None else change.newest.position)
+        there = files.find(checkpoints).checkpoints
+        names = taken_back.set_aside(checkpoints) if way == "undo" else taken_back.later_than(there, place)
     if not dry_run:
         (backups.undo if way == "undo" else backups.roll_back)(store, change)
     if not dry_run and checkpoints is not None:
@@ -146,7 +150,8 @@ def _as_result(store: BackupStore, change: Change, names: Sequence[str], *, dry_
     if change.newest is not None:
         newest, where = change.newest.id.label, formatting.position(change.newest.position)
     moved = tuple(commit.label for commit in change.moved)
-    return RolledBack(store.storage.display(), newest, where, change.before.label, moved, tuple(names), dry_run)
+    found = (store.storage.display(), newest, where, change.before.label, moved, tuple(names), dry_run)
+    return RolledBack(*found, change.not_finite)
 
 
 def show_rollback(page: Page, found: RolledBack) -> None:
@@ -155,6 +160,12 @@ def show_rollback(page: Page, found: RolledBack) -> None:
     where = "begins again" if found.position is None else f"{would} from {found.newest}, {found.position}"
     page.line(f"{found.path}: training {where} (it was {found.before})", "bold" if found.dry_run else "green")
     page.facts([("moved", ", ".join([*found.moved, *found.checkpoints]))])
+    if found.not_finite:
+        page.line(
+            f"{found.newest} holds values that are not finite ({finite.in_words(found.not_finite)}), and training "
+            "would continue with them: go back further",
+            "red",
+        )
     if not found.dry_run:
         page.line(
             "The next start of the job continues there. Until it has saved, `kdc rollback --undo` takes this back"

@@ -14,10 +14,10 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from keras_dist_callbacks.backups import finite, rollback
+from keras_dist_callbacks.backups import rollback
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.record_io import Count
-from keras_dist_callbacks.backups.snapshot import JSON, Manifest, Position, SharedArray
+from keras_dist_callbacks.backups.snapshot import JSON, Manifest, Position
 from keras_dist_callbacks.backups.store import BackupStore, listed
 from keras_dist_callbacks.base import validation
 from keras_dist_callbacks.base.errors import DamagedBackupError
@@ -33,6 +33,10 @@ class Window(msgspec.Struct, frozen=True, array_like=True):
     epoch: Count
     first: Count
     last: Count
+
+    def __str__(self) -> str:
+        several = f"batches {self.first + 1} to {self.last + 1}"
+        return f"{f'batch {self.last + 1}' if self.first == self.last else several} of epoch {self.epoch + 1}"
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,7 @@ class Divergence:
     @property
     def findings(self) -> list[Finding]:
         """What a resume says of the windows, each once."""
-        return [
-            Finding("skipped-batches", detail=(str(one.first + 1), str(one.last + 1), str(one.epoch + 1)))
-            for one in self.windows
-        ]
+        return [Finding("skipped-batches", detail=(str(window),)) for window in self.windows]
 
 
 def from_json(found: JSON) -> Divergence | None:
@@ -84,17 +85,29 @@ class LossWatch:
         self._losses: collections.deque[str] = collections.deque(maxlen=_COMPARED)
         self._every = 1 if option is None else option.check_every
         self._width = 1  # batches of an execution
+        self.accumulation = 1, 0  # batches of an update of the weights, and those that were seen
+        self.epoch_before = 0  # batches in the epoch that has ended last; 0: not known
         self.why = ""
+        self._awaited = None if before is None or before.is_repeated else before.step  # where it may be the same again
+        self._is_past = False  # it was not
 
     def is_due(self, step: int) -> bool:
         """Whether the loss of this step is looked at."""
         return step // self._every > (step - self._width) // self._every
 
-    def look(self, loss: float | None) -> None:
-        """A step's loss."""
-        if loss is not None:
-            self._losses.append(float(loss).hex())
-            self.why = "" if math.isfinite(loss) else f"the loss ({loss})"
+    def look(self, loss: float | None, step: int) -> str:
+        """A step's loss; returns what is to be said, once the step is past at which the run before has diverged."""
+        if loss is None:
+            return ""
+        self._losses.append(float(loss).hex())
+        self.why = "" if math.isfinite(loss) else f"the loss ({loss})"
+        if self._awaited is None or step < self._awaited:
+            return ""
+        if step == self._awaited:
+            self._is_past = not self.why
+            return ""
+        awaited, self._awaited = self._awaited, None
+        return _not_again(awaited) if self._is_past else ""
 
     def skips(self, epoch: int, first: int, last: int) -> bool:
         """Whether a step, of these batches of an epoch, is skipped: with one of its batches all of them are."""
@@ -116,13 +129,32 @@ class LossWatch:
         is_same_step = before is not None and before.step == position.step
         is_repeated = is_same_step and bool(same) and before is not None and losses[-same:] == before.losses[-same:]
         if is_repeated and self.option is not None and self.option.skip_batches:
-            windows = (*windows, Window(position.epoch, self.first_before(position), position.batch - 1))
+            windows = (*windows, *self._suspects(position))
         return Divergence(position.step, losses, count, windows, is_repeated)
 
-    def first_before(self, position: Position) -> int:
-        """The first batch of the epoch that may be the cause, or is in one execution with it."""
+    def count_before(self, position: Position) -> int:
+        """How many batches before a place may be the cause, or are in one execution or update of weights with it."""
         batches = 1 if self.option is None else self.option.skip_batches + self.option.check_every - 1
-        return max(0, position.batch - batches) // self._width * self._width
+        most, (every, seen) = position.batch + self.epoch_before, self.accumulation
+
+        def is_within(count: int) -> bool:
+            batch = position.batch - count
+            return (batch if batch >= 0 else batch + self.epoch_before) % self._width > 0 or (seen - count) % every > 0
+
+        return next((count for count in range(min(most, batches), most) if not is_within(count)), most)
+
+    def _suspects(self, position: Position) -> list[Window]:
+        count, last = self.count_before(position), self.epoch_before
+        earlier = count - position.batch  # of the epoch before
+        before = [Window(position.epoch - 1, last - earlier, last - 1)] if earlier > 0 else []
+        return [*before, Window(position.epoch, max(0, -earlier), position.batch - 1)]
+
+
+def _not_again(step: int) -> str:
+    return (
+        f"the loss of step {step} is finite now, which was not in the run before: a fault, or an operation that is not "
+        "deterministic. Nothing was skipped"
+    )
 
 
 class WentBack(NamedTuple):
@@ -154,7 +186,7 @@ def go_back(store: BackupStore, watch: LossWatch, position: Position) -> WentBac
     if found.count > option.max_rollbacks:
         text = f"after {option.max_rollbacks} rollbacks in a row (max_rollbacks) nothing is tried any more"
         return WentBack(text, goes_on=False)
-    limit = position.step - (position.batch - watch.first_before(position))
+    limit = position.step - watch.count_before(position)
     target = next((one for one in usable if one.position.step <= limit and _is_usable(store, one)), None)
     newest = store.commits()[-1:]
     store.claim(
@@ -166,10 +198,8 @@ def go_back(store: BackupStore, watch: LossWatch, position: Position) -> WentBac
     rollback.tidy(store)
     place = "the start" if target is None else f"{target.id.label}, at {target.position}"
     again = "; the same losses as before" if found.is_repeated else ""
-    skipped = ""
-    if found.is_repeated and found.windows:
-        last = found.windows[-1]
-        skipped = f", so that batches {last.first + 1} to {last.last + 1} of epoch {last.epoch + 1} are skipped"
+    new = found.windows[0 if watch.before is None else len(watch.before.windows) :]
+    skipped = f", so that {' and '.join(map(str, new))} will be skipped" if new else ""
     text = f"training goes back to {place} (rollback {found.count} of {option.max_rollbacks}{again}{skipped})"
     return WentBack(text, goes_on=True, position=None if target is None else target.position)
 
@@ -177,11 +207,6 @@ def go_back(store: BackupStore, watch: LossWatch, position: Position) -> WentBac
 def _is_usable(store: BackupStore, manifest: Manifest) -> bool:
     """Whether all of a backup is there, and all of it is finite."""
     try:
-        states = [store.load(manifest, worker) for worker in range(len(manifest.workers))]
+        return not store.not_finite(manifest)
     except DamagedBackupError:
         return False
-    arrays = ({name: SharedArray(array) for name, array in state.tensors.items()} for state in states)
-    return not any(
-        finite.not_finite(finite.trained(held, state.state), whole=True)
-        for held, state in zip(arrays, states, strict=True)
-    )

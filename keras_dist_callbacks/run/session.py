@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from keras_dist_callbacks._compat import building, keras_callbacks, running_fit, variables
+from keras_dist_callbacks._compat import building, keras_callbacks, model_parts, running_fit, variables
 from keras_dist_callbacks._compat.fit_hooks import control
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.findings import Finding, sentences
@@ -221,6 +221,8 @@ class FitSession:
         """
         self._trained = None
         self._progress.count.enter_epoch(None if self._fit.steps_per_epoch else self._fit.known_length)
+        if self._progress.count.epoch and not self._watch.epoch_before:  # else it has ended in this process
+            self._watch.epoch_before = self._fit.steps_per_epoch or self._fit.known_length or 0
         self._parts.input.note()
         self._parts.input_objects.note_epoch(is_read=True)
         if self._resume is None or not self._resume.is_pending:
@@ -247,7 +249,9 @@ class FitSession:
         self._progress.count.trained_to(end_step)
         self._only_skipped = False
         if self._options.on_nonfinite is not None and self._watch.is_due(self._progress.count.step):
-            self._watch.look(running_fit.value_of_loss(logs))
+            loss = running_fit.value_of_loss(logs)
+            if (note := self._watch.look(loss, self._progress.count.step)) and self.run.cluster.is_chief:
+                warn(note)
         self.run.reported.step_done(self._progress.count.step)
         self._note_trace()
 
@@ -278,6 +282,7 @@ class FitSession:
             running_fit.current_logs(self._fit.model).clear()
             self._only_skipped = False
         self._progress.count.leave_epoch()
+        self._watch.epoch_before = self._progress.count.batch
         self.run.reported.enter(Phase.EPOCH_END)
         self._runs.has_trained = True
         self._parts.input_objects.note_read()
@@ -362,6 +367,8 @@ class FitSession:
         request = self._request
         if request is not None and request.kind == DIVERGED and self._watch.option is not None:
             position = self._progress.count.position("within")
+            if (optimizer := self._fit.model.optimizer) is not None:
+                self._watch.accumulation = model_parts.accumulation(optimizer)
             go_back = functools.partial(divergence.go_back, watch=self._watch, position=position)
             self.run.shutdown.exit_after(request, position, lambda: self.run.engine.go_back(go_back))
         self.run.exit_if_requested(request, snapshot)

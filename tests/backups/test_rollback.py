@@ -314,6 +314,19 @@ def test_the_command_says_what_it_changes_and_what_continues(tmp_path: Path) -> 
     assert newest(tmp_path) == "1-4"
 
 
+def test_a_value_of_the_target_that_no_save_has_looked_at_is_found(tmp_path: Path) -> None:
+    weights = np.zeros(100_000, "float32")
+    weights[77_777] = np.nan  # between the samples of 4 KiB
+    store = begin(tmp_path)
+    for number in (1, 2):
+        position = Position("between", number, 0, number)
+        commit(store, number, {"variables/dense/kernel@0": weights}, position=position)
+    assert kdc_json("rollback", tmp_path, "--to", "1-1", "--dry-run")["not_finite"] == ["variables/dense/kernel@0"]
+    shown = kdc("rollback", tmp_path, "--to", "1-1")
+    assert "1-1 holds values that are not finite (dense/kernel), and training would continue" in shown.stdout
+    assert newest(tmp_path) == "1-1"
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -329,6 +342,22 @@ def test_wrong_usage_is_code_2(tmp_path: Path, words: list[str], says: str) -> N
     assert result.exit_code == 2
     assert says in " ".join(result.stderr.split())
     assert newest(tmp_path) == "1-4"
+
+
+def test_prune_and_doctor_leave_what_an_undoing_needs(tmp_path: Path) -> None:
+    trained(tmp_path)
+    go_back(tmp_path, "1-2")
+    go_back(tmp_path, "1-1")
+    opened(tmp_path).claim({})  # a run that died before its first backup
+    assert "not named" not in kdc("doctor", tmp_path).stdout
+    assert kdc("prune", tmp_path, "--keep", "1", "--force").exit_code == 0
+    assert opened(tmp_path).rollback_to(opened(tmp_path).commits()[-1]) is not None
+    undo(tmp_path)
+    undo(tmp_path)
+    assert newest(tmp_path) == "1-4"
+    assert len(opened(tmp_path).commits()) == 4
+    for one in opened(tmp_path).commits():
+        opened(tmp_path).verify(opened(tmp_path).manifest(one))
 
 
 def test_a_directory_with_a_live_run_is_left_alone_but_by_force(tmp_path: Path) -> None:

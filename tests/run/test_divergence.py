@@ -13,6 +13,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import forget_runs, tiny
+from tests.support.cli_backups import kdc_json
 
 pytestmark = [
     pytest.mark.slow,  # complete fits
@@ -104,6 +105,40 @@ def test_the_line_of_a_resume_names_what_was_rolled_back(tmp_path: Path, capsys:
     tiny.fit(tiny.model(), None, [kdc.BackupAndRestore(tmp_path)])
     newest = tiny.STEPS + 2
     assert f"1-{newest - 1} (rolled back from 1-{newest}) at epoch 2, batch 1" in capsys.readouterr().out
+
+
+def test_the_newest_finite_checkpoint_stays_and_the_newest_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saving = kdc.ModelCheckpoint(tmp_path / "ckpt-{epoch}.keras", max_to_keep=1)
+    tiny.fit(tiny.model(), None, [Poison(), saving], epochs=4)
+    assert sorted(path.name for path in tmp_path.glob("*.keras")) == ["ckpt-2.keras", "ckpt-4.keras"]
+    rows = {row["name"]: row for row in kdc_json("ls", tmp_path)["checkpoints"]}
+    assert [rows[f"ckpt-{epoch}.keras"]["is_finite"] for epoch in (2, 4)] == [True, False]
+    assert rows["ckpt-2.keras"]["kept_by"] == ["finite"]
+    with pytest.warns(RuntimeWarning, match=r"ckpt-4.keras holds weights that are NaN or infinite"):
+        kdc.make_or_restore_model(tiny.model, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:the resume is not exact")  # its rate is another one
+def test_checkpoints_of_what_was_rolled_back_are_neither_the_best_nor_the_newest(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+
+    def run(*others: Any) -> kdc.ModelCheckpoint:
+        saving = kdc.ModelCheckpoint(checkpoints / "ckpt-{epoch}.keras", "loss", save_best_only=True)
+        backup = kdc.BackupAndRestore(tmp_path / "backup", max_to_keep=9, delete_checkpoint=False)
+        tiny.fit(tiny.model(), None, [*others, saving, backup], epochs=4)
+        return saving
+
+    tiny.stopped(run, tiny.StopAt(3, 1))
+    assert sorted(path.name for path in checkpoints.glob("*.keras")) == [f"ckpt-{epoch}.keras" for epoch in (1, 2, 3)]
+    forget_runs()
+    kdc.rollback(tmp_path / "backup", before_epoch=2, force=True)
+    saving = run(keras.callbacks.LearningRateScheduler(lambda epoch: -3.0))  # from then on worse
+    assert [path.name for path in checkpoints.glob("*.keras")] == ["ckpt-1.keras"]
+    assert sorted(path.name for path in checkpoints.glob("rolled-back/*")) == ["ckpt-2.keras", "ckpt-3.keras"]
+    assert saving.best_path is not None
+    assert saving.best_path.endswith("ckpt-1.keras")
 
 
 def test_training_stops_where_the_loss_is_not_finite_and_the_backup_is_marked(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 from tests.support import forget_runs, tiny
@@ -17,6 +19,7 @@ from tests.support import forget_runs, tiny
 pytestmark = [
     pytest.mark.slow,  # complete fits
     pytest.mark.filterwarnings("ignore:the backup at .* holds values that are not finite:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:training has ended with values that are not finite:RuntimeWarning"),
 ]
 BAD = 2  # the batch of each epoch with a row that is infinite
 X, Y = tiny.data()
@@ -58,9 +61,9 @@ def test_a_row_that_is_poisoned_in_each_epoch_is_skipped_in_each_and_training_en
     assert re.search(
         r"the loss \(.*\) is not finite at epoch 1, batch 3 \(step 3\); training goes back to 1-1", reasons[0]
     )
-    assert "the same losses as before, so that batches 2 to 3 of epoch 1 are skipped" in reasons[1]
+    assert "the same losses as before, so that batches 2 to 3 of epoch 1 will be skipped" in reasons[1]
     assert "rollback 1 of 3)" in reasons[2], "a finite backup lies between"
-    assert "batches 2 to 3 of epoch 2 are skipped" in reasons[3]
+    assert "batches 2 to 3 of epoch 2 will be skipped" in reasons[3]
     assert backup.restored.verdict == "exact"
     assert backup.restored.position.step == 4, "of the first epoch three batches count"
     steps = int(model.optimizer.iterations)
@@ -97,7 +100,8 @@ def test_what_fails_once_is_not_skipped_and_training_ends_as_without_it(tmp_path
                 kernel.assign(kernel * np.inf)
 
     kdc.advanced.register_callback_state(Fault, None)
-    (backup, model), reasons = restarted(lambda: trained(tmp_path / "one", kdc.Rollback(), X, Fault()))
+    with pytest.warns(RuntimeWarning, match="the loss of step 8 is finite now, which was not in the run before"):
+        (backup, model), reasons = restarted(lambda: trained(tmp_path / "one", kdc.Rollback(), X, Fault()))
     assert len(reasons) == 1
     assert backup.restored.verdict == "exact"
     _, expected = trained(tmp_path / "other", None, X)
@@ -142,10 +146,113 @@ def test_an_epoch_whose_last_batch_is_skipped_has_the_values_of_the_others(tmp_p
 def test_whole_executions_of_several_steps_are_skipped(tmp_path: Path, every: int) -> None:
     option = kdc.Rollback(skip_batches=1, check_every=every, max_rollbacks=9)  # hardly a step of an epoch is left
     (_, model), reasons = restarted(lambda: trained(tmp_path, option, POISONED, at_once=2))
-    assert f"batches {3 if every == 1 else 1} to 4 of epoch 1 are skipped" in reasons[1]
+    assert f"batches {3 if every == 1 else 1} to 4 of epoch 1 will be skipped" in reasons[1]
     assert all(np.isfinite(value).all() for value in tiny.values(model))
     if every == 1:
         assert int(model.optimizer.iterations) == 2 * (tiny.STEPS - 2), "batches 3 and 4 are one execution"
+
+
+# --- a row whose gradient alone is not finite: the weights turn NaN, and the loss with the batch after
+
+
+def root(wanted: Any, found: Any) -> Any:
+    return keras.ops.sqrt(keras.ops.abs(found - wanted))
+
+
+@dataclass(frozen=True)
+class Silent:
+    """A training with such a row.
+
+    Attributes:
+        bad: The batch that it is in.
+        added_up: Batches of an update of the weights.
+        skipped: What is read past in the end, by epoch and batch, from 1.
+        feed: How the data is given.
+    """
+
+    bad: int
+    added_up: int | None
+    skipped: tuple[tuple[int, int], ...]
+    feed: str = "arrays"
+
+
+def silent(directory: Path, case: Silent) -> Any:
+    x, y = X.copy(), np.ones_like(Y)
+    place = case.bad * tiny.BATCH
+    x[place], y[place] = 0, 0
+    model = tiny.compiled(
+        lambda: tiny.sequential(keras.layers.Dense(1, use_bias=False)),
+        lambda: keras.optimizers.SGD(0.01, gradient_accumulation_steps=case.added_up),
+        root,
+    )
+    seen = Seen()
+    backup = kdc.BackupAndRestore(
+        directory,
+        save_freq=1,
+        on_nonfinite=kdc.Rollback(max_rollbacks=4),
+        write_options=kdc.WriteOptions(when_busy="wait"),
+    )
+    given = {"epochs": 2, "shuffle": False, "verbose": 0, "callbacks": [seen, backup]}
+    if case.feed == "arrays":
+        model.fit(x, y, batch_size=tiny.BATCH, **given)
+    elif case.feed == "endless":
+        model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(tiny.BATCH).repeat(), steps_per_epoch=5, **given)
+    else:
+        model.fit(Batches(x, y, workers=2), **given)
+    return model, seen
+
+
+class Seen(keras.callbacks.Callback):
+    """Which batches were trained, of the process that ends training and those before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[tuple[int, int]] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batches.append((self.epoch + 1, batch + 1))
+
+    def get_state(self) -> Any:
+        return {"batches": [list(one) for one in self.batches]}
+
+    def set_state(self, state: Any) -> None:
+        self.batches = [tuple(one) for one in state["batches"]]
+
+
+class Batches(keras.utils.PyDataset):
+    """As a user writes it, with threads that prepare batches."""
+
+    def __init__(self, x: Any, y: Any, workers: int) -> None:
+        super().__init__(workers=workers, use_multiprocessing=False)
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return tiny.STEPS
+
+    def __getitem__(self, place: int) -> Any:
+        rows = slice(place * tiny.BATCH, (place + 1) * tiny.BATCH)
+        return self.x[rows], self.y[rows]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Silent(1, None, ((1, 2), (1, 3), (2, 2), (2, 3))),
+        Silent(1, None, ((1, 2), (1, 3), (2, 2), (2, 3)), "endless"),
+        Silent(1, None, ((1, 2), (1, 3), (2, 2), (2, 3)), "threads"),
+        Silent(4, None, ((1, 5), (2, 1))),
+        Silent(0, 3, (*((1, batch) for batch in range(1, 6)), (2, 1), (2, 2), (2, 3))),
+    ],
+)
+def test_what_turns_weights_nan_before_the_loss_shows_it_is_skipped(tmp_path: Path, case: Silent) -> None:
+    (model, seen), reasons = restarted(lambda: silent(tmp_path, case))
+    if case.bad < tiny.STEPS - 1:  # no loss shows what the last step of all does
+        assert all(np.isfinite(value).all() for value in tiny.values(model)), reasons
+    every = {(epoch, batch) for epoch in (1, 2) for batch in range(1, tiny.STEPS + 1)}
+    assert seen.batches == sorted(every - set(case.skipped)), reasons
 
 
 @pytest.mark.filterwarnings("ignore:Early stopping conditioned on metric:UserWarning")

@@ -38,7 +38,9 @@ def test_a_job_skips_what_is_poisoned_and_a_kill_after_that_changes_nothing(
     tmp_path: Path, strategy: str, place: int
 ) -> None:
     said = launched(tmp_path / "one", strategy, "--place", str(place))
-    skipped = re.findall(r"the same losses as before, so that batches (\d+) to (\d+) of epoch (\d+) are skipped", said)
+    skipped = re.findall(
+        r"the same losses as before, so that batches (\d+) to (\d+) of epoch (\d+) will be skipped", said
+    )
     assert [tuple(map(int, found)) for found in dict.fromkeys(skipped)] == [(3, 4, 1), (3, 4, 2)]
     assert "END 8" in said
     launched(tmp_path / "other", strategy, "--place", str(place), "--kill")
