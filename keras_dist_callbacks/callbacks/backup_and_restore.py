@@ -283,6 +283,12 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
                 "keras.callbacks.BackupAndRestore is in the same list of callbacks: both would restore the model and "
                 "set the epoch; remove it"
             )
+        if self._on_nonfinite is not None and any(
+            isinstance(c, keras.callbacks.TerminateOnNaN) and getattr(c, "raise_error", False) for c in callbacks
+        ):
+            raise ConfigError(
+                "TerminateOnNaN(raise_error=True) ends fit() before on_nonfinite can do anything: remove it"
+            )
         cluster.require_connection(model.distribute_strategy)
         reason = strategies.unsupported_model_reason(model.distribute_strategy, model)
         if reason is not None:

@@ -377,7 +377,11 @@ class FitSession:
         return self._trained or self._capture("within")
 
     def _at_exception(self, error: BaseException) -> Snapshot | None:
-        if self._trained is not None or not self._progress.count.is_within or building.unbuilt_layers(self._fit.model):
+        count = self._progress.count
+        is_trained = (
+            count.is_within and count.batch > 0
+        )  # before an epoch's first step, its hooks have changed something
+        if self._trained is not None or not is_trained or building.unbuilt_layers(self._fit.model):
             return self._trained
         states = self._parts.callbacks
         states.missed = missed_hooks(error, states.all)

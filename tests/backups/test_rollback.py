@@ -20,12 +20,9 @@ from keras_dist_callbacks.base.errors import ConfigError, DamagedBackupError, Fe
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.cli_backups import begin, commit, kdc, kdc_json, publish
+from tests.support.rollbacks import MUTATING, killed_after
 
-MUTATING, READING = ("create", "delete"), ("read", "files", "exists")
-
-
-class KilledError(BaseException):
-    """Stands for SIGKILL."""
+READING = ("read", "files", "exists")
 
 
 def opened(directory: Path) -> BackupStore:
@@ -154,28 +151,6 @@ def test_a_run_that_still_writes_is_fenced_by_name(tmp_path: Path) -> None:
 
 
 # --- killed at each operation
-
-
-def killed_after(monkeypatch: pytest.MonkeyPatch, count: int, act: Callable[[], None]) -> bool:
-    """Whether an action was killed after so many of its changes."""
-    left = itertools.count(count, -1)
-
-    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            if next(left) <= 0:
-                raise KilledError
-            return real(*arguments, **named)
-
-        return call
-
-    with monkeypatch.context() as patch:
-        for name in MUTATING:
-            patch.setattr(Storage, name, counted(getattr(Storage, name)))
-        try:
-            act()
-        except KilledError:
-            return True
-    return False
 
 
 @pytest.mark.parametrize("to", ["1-2", "start"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -273,3 +274,35 @@ def test_wrong_options_are_refused(wrong: dict[str, int]) -> None:
         kdc.Rollback(**wrong)
     with pytest.raises(kdc.ConfigError, match="on_nonfinite"):
         kdc.BackupAndRestore("backup", on_nonfinite="rollback")
+
+
+KERAS_CALLBACKS: dict[str, Callable[[], keras.callbacks.Callback]] = {
+    "TerminateOnNaN": keras.callbacks.TerminateOnNaN,
+    "EarlyStopping": lambda: keras.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=True),
+    "ReduceLROnPlateau": lambda: keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.2),
+}
+
+
+@pytest.mark.parametrize("name", KERAS_CALLBACKS)
+def test_keras_callbacks_next_to_a_skip_go_on_after_a_kill_as_without_one(tmp_path: Path, name: str) -> None:
+    make = KERAS_CALLBACKS[name]
+    (_, expected), _ = restarted(lambda: trained(tmp_path / "one", kdc.Rollback(), POISONED, make(), epochs=4))
+    stops = iter([None, None, tiny.StopAt(0, 4), tiny.StopAt(2, 4)])
+
+    def run() -> Any:
+        stop = next(stops, None)
+        others = [] if stop is None else [stop]
+        return trained(tmp_path / "other", kdc.Rollback(), POISONED, *others, make(), epochs=4)
+
+    with pytest.raises(tiny.Stop):
+        restarted(run)
+    with contextlib.suppress(tiny.Stop):  # it may have ended before that
+        restarted(run)
+    (_, model), _ = restarted(run)
+    tiny.assert_same(model, expected)
+
+
+def test_a_callback_that_raises_before_anything_can_be_done_is_refused(tmp_path: Path) -> None:
+    raises = keras.callbacks.TerminateOnNaN(raise_error=True)
+    with pytest.raises(kdc.ConfigError, match=r"TerminateOnNaN\(raise_error=True\) ends fit\(\) before on_nonfinite"):
+        trained(tmp_path, kdc.Rollback(), POISONED, raises)

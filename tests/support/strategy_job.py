@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,22 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
     "multi-worker, ring": _ring,
     "multi-worker, TensorFlow's own": lambda: tf.distribute.MultiWorkerMirroredStrategy(),
 }
+
+
+class WaitAt(keras.callbacks.Callback):
+    """Waits after a step until a file is there."""
+
+    def __init__(self, step: int, file: Path) -> None:
+        super().__init__()
+        self.step, self.file, self.trained = step, file, 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.trained += 1
+        while self.trained == self.step and not self.file.exists():
+            time.sleep(0.05)
+
+
+kdc.advanced.register_callback_state(WaitAt, None)
 
 
 def model(random: bool) -> keras.Model:
@@ -106,19 +123,21 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--backup", action="store_true")
     parser.add_argument("--kill", type=KillAt.from_string, action="append", default=[])
+    parser.add_argument("--wait", type=int, help="the step after which each worker waits for the file 'go'")
     asked = parser.parse_args()
     cpu = tf.config.list_physical_devices("CPU")[0]
     if not asked.strategy.startswith("multi-worker"):
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     tf.config.experimental.enable_op_determinism()
     backup = kdc.BackupAndRestore(
-        asked.directory / "backup", save_freq=3, write_options=kdc.WriteOptions(when_busy="wait")
+        asked.directory / "backup", save_freq=3, max_to_keep=9, write_options=kdc.WriteOptions(when_busy="wait")
     )
     strategy = STRATEGIES[asked.strategy]()
     keras.utils.set_random_seed(7)
     with strategy.scope():
         trained = model(random=asked.strategy != "central storage")
-    callbacks = [*asked.kill, *([backup] if asked.backup else [])]
+    waits = [] if asked.wait is None else [WaitAt(asked.wait, asked.directory / "go")]
+    callbacks = [*asked.kill, *waits, *([backup] if asked.backup else [])]
     steps = {"steps_per_epoch": STEPS} if asked.way in {"distributed", "from a function", "FILE"} else {}
     history = trained.fit(
         data(strategy, asked.way, asked.directory.parent / "files"),

@@ -60,6 +60,7 @@ class BackupEngine:
         self._skipped = SkippedSaves()
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()  # what happened in the background
         self.fenced: FencedError | None = None
+        self.ends = False  # an exception has left training
         self.rolled_back_from, self.not_finite = "", ()
         self.divergence: JSON = None
 
@@ -399,8 +400,8 @@ class BackupEngine:
         limit = self._options.write.max_failed_saves
         if limit is not None and self._failed >= limit:
             raise BackupError(f"{self._failed} backups failed in a row, the last one: {error}") from error
-        goes_on = "" if messaging.lost() or self._worker_states.abort.is_set() else " and training continues"
-        self._note(f"the backup at {position} failed{goes_on}: {error}")
+        is_over = self.ends or messaging.lost() or self._worker_states.abort.is_set()
+        self._note(f"the backup at {position} failed{'' if is_over else ' and training continues'}: {error}")
 
     def _note(self, text: str) -> None:
         self._notes.put(text)

@@ -212,6 +212,7 @@ class ShutdownController:
         """
         if self._phase in (_Phase.EXITING, _Phase.EXITED) or not self._is_here:
             return
+        self._engine.ends = True
         if self._preemption is not None:
             let_children_end()
         notes = _of_memory(error, self._engine.held_bytes)  # before they are written

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import shutil
 import signal
 import threading
 import time
@@ -60,6 +61,26 @@ def test_an_exception_between_two_steps_is_saved(tmp_path: Path, reference: kera
     restored = resume_and_compare(tmp_path, reference).restored
     assert (restored.position.epoch, restored.position.batch) == (epoch, batch)
     assert restored.verdict == "exact"
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_before_an_epochs_first_step_nothing_is_saved_and_the_last_backup_is_named(tmp_path: Path, epoch: int) -> None:
+    with pytest.raises(tiny.Stop) as raised:
+        fit(tmp_path, ActionAt("on_train_batch_begin", (epoch, 0), fail), save_freq=3)
+    (note,) = raised.value.__notes__
+    assert ("a restart trains 2 steps again" if epoch else "no backup was committed") in note
+
+
+def test_a_backup_that_fails_after_an_exception_does_not_say_that_training_continues(tmp_path: Path) -> None:
+    def fail_without_a_store() -> None:
+        shutil.rmtree(tmp_path / "blobs", ignore_errors=True)
+        (tmp_path / "blobs").write_text("a file")
+        fail()
+
+    with pytest.raises(tiny.Stop) as raised:
+        fit(tmp_path, ActionAt("on_train_batch_end", (1, 2), fail_without_a_store), save_freq=False)
+    notes = "; ".join(raised.value.__notes__)
+    assert "the backup at epoch 2, batch 3 (step 8) failed: " in notes
 
 
 class Looks(keras.callbacks.Callback):
