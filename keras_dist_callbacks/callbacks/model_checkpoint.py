@@ -392,7 +392,8 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         try:
             with temporary.writing(f"the file for {self._storage.display(record.published_name)}", within=directory):
                 self._serialise(directory / record.published_name)
-            record = dataclasses.replace(record, is_finite=not finite.not_finite(arrays_of(self.model), whole=True))
+            found = finite.not_finite(arrays_of(self.model), whole=True)
+            record = dataclasses.replace(record, finite=not found)
         except BaseException:
             shutil.rmtree(directory)
             raise

@@ -65,7 +65,7 @@ class CheckpointRecord:
         max_to_keep: With `keep_best` and `keep_every` the rules of the run that wrote the file.
         keep_best: See there.
         keep_every: See there.
-        is_finite: Whether no weight and no slot of the optimizer was NaN or infinite; True where nobody has looked.
+        finite: Whether no weight and no slot of the optimizer was NaN or infinite; None where nobody has looked.
     """
 
     template: Name
@@ -84,7 +84,7 @@ class CheckpointRecord:
     max_to_keep: Some | None = None
     keep_best: Some | None = None
     keep_every: Some | None = None
-    is_finite: bool = True
+    finite: bool | None = None
 
     def __post_init__(self) -> None:
         if self.value is not None and not math.isfinite(self.value):
@@ -104,6 +104,11 @@ class CheckpointRecord:
     def seconds(self) -> float:
         """For rules of time, of which checkpoints have none."""
         return 0.0
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no NaN and no infinity is known of."""
+        return self.finite is not False
 
     @property
     def rules(self) -> Rules:
@@ -144,7 +149,7 @@ CHECKPOINT = Format(
     1,
     CheckpointRecord,
     _MAX_BYTES,
-    optional=("mode", "max_to_keep", "keep_best", "keep_every", "is_finite"),
+    optional=("mode", "max_to_keep", "keep_best", "keep_every", "finite"),
 )
 
 

@@ -207,8 +207,10 @@ def _commit_row(entry: Entry, often: Mapping[str, int]) -> CommitRow:
 
 def checkpoint_row(checkpoint: Checkpoint, standing: Standing) -> CheckpointRow:
     """One checkpoint as `kdc ls` shows it."""
+    record = checkpoint.record
     its_own = {"name": checkpoint.name, "kind": checkpoint.kind, "bytes": checkpoint.file_size, **vars(standing)}
-    row: CheckpointRow = convert({**dataclasses.asdict(checkpoint.record), **its_own}, CheckpointRow)
+    its_own["is_finite"] = record.is_finite
+    row: CheckpointRow = convert({**dataclasses.asdict(record), **its_own}, CheckpointRow)
     return row
 
 
