@@ -21,7 +21,7 @@ from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.base.process_runs import next_name
 from keras_dist_callbacks.base.terminal import is_first, say, warn
 from keras_dist_callbacks.base.validation import check, path, verbosity
-from keras_dist_callbacks.callbacks.model_checkpoint import ModelCheckpoint
+from keras_dist_callbacks.callbacks.model_checkpoint import note_rollback
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
@@ -236,8 +236,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         saved = session.pick()
         self._session = session
         if run.engine.rolled_back_from:
-            for saving in (c for c in callbacks if isinstance(c, ModelCheckpoint)):
-                saving.roll_back(None if saved is None else saved.position)
+            note_rollback(callbacks, None if saved is None else saved.position)
         if saved is not None:
             self._prepared = prepare_callbacks([c for c in callbacks if c is not self], saved.of(CallbackStates.name))
             for text in findings.sentences(self._prepared.found):

@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -303,16 +303,6 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
             self._in_place = self._pending[order], order
         self._pending = {newer: best for newer, best in self._pending.items() if newer > order}
 
-    def roll_back(self, position: Position | None) -> None:
-        """`BackupAndRestore` says where training was rolled back to, before `on_train_begin`.
-
-        The files that were saved after that move to `rolled-back/` then: none of them is the newest or the best.
-
-        Args:
-            position: Of the backup; None: training begins again.
-        """
-        self._back_to = taken_back.place_of(position)
-
     @property
     def best_path(self) -> str | None:
         """The file with the best value of `monitor` among those of this `filepath` that are in the directory now.
@@ -451,6 +441,20 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         if best is not None and best.order > known:
             self.best = best.value
             self._last_saved = best.order
+
+
+def note_rollback(callbacks: Iterable[Any], position: Position | None) -> None:
+    """Before `on_train_begin`: training was rolled back.
+
+    The files that were saved after that move to `rolled-back/` then: none of them is the newest or the best.
+
+    Args:
+        callbacks: Those of a fit; what is no ModelCheckpoint is left alone.
+        position: Where it was rolled back to; None: it begins again.
+    """
+    for saving in callbacks:
+        if isinstance(saving, ModelCheckpoint):
+            saving._back_to = taken_back.place_of(position)
 
 
 def _check_template(path: str, directory: str, template: str, weights_only: bool) -> None:
