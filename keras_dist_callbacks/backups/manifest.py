@@ -15,6 +15,7 @@ import msgspec
 
 from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups.findings import FINDINGS
+from keras_dist_callbacks.backups.journal import Journal
 from keras_dist_callbacks.backups.names import blob_generation
 from keras_dist_callbacks.backups.packing import tensor_bytes
 from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, Format, checked
@@ -118,6 +119,7 @@ def _check_values(manifest: Manifest, where: str) -> None:
     for time in ("created", "begun"):
         checked(manifest.info.get(time), float | None, f"{where}: the time")
     checked(manifest.info.get("not_finite"), list[str] | None, f"{where}: what is not finite")
+    checked(manifest.info.get("journal"), Journal | None, f"{where}: the journal")
     checked(manifest.info.get("kept"), dict[str, Annotated[float, msgspec.Meta(gt=0)]] | None, f"{where}: what is kept")
     for number, record in enumerate(manifest.workers):
         for topic, value in record.state.items():

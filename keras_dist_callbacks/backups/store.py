@@ -279,17 +279,21 @@ class BackupStore:
         newest = [owner for _, owner in self.rollbacks()][-1:]
         return next((owner for owner in newest if owner.rolled_back_to == target), None)
 
-    def rollbacks(self) -> list[tuple[int, OwnerRecord]]:
-        """Returns the rollbacks in force with their generations, the newest last."""
-        if self._own_rollbacks is not None:
-            return self._own_rollbacks
+    def claims(self) -> list[tuple[int, OwnerRecord]]:
+        """Returns the owner records that can be read, with their generations, the newest last."""
         claimed = sorted(self._owners())
         for generation in claimed:
             if generation not in self._owners_read:
                 owner = owner_records.read_owner(self.storage, generation)
                 if owner is not None:  # it may be there with the next look
                     self._owners_read[generation] = owner
-        present = [(number, self._owners_read[number]) for number in claimed if number in self._owners_read]
+        return [(number, self._owners_read[number]) for number in claimed if number in self._owners_read]
+
+    def rollbacks(self) -> list[tuple[int, OwnerRecord]]:
+        """Returns the rollbacks in force with their generations, the newest last."""
+        if self._own_rollbacks is not None:
+            return self._own_rollbacks
+        present = self.claims()
         undone = {owner.undoes for _, owner in present}
         found = [(g, owner) for g, owner in present if owner.rolled_back_to is not None and g not in undone]
         if self.generation:

@@ -21,6 +21,7 @@ from keras_dist_callbacks.backups.snapshot import JSON, CommitId, WorkerState
 from keras_dist_callbacks.base.errors import BackupError, BackupMismatchError
 from keras_dist_callbacks.base.process import shared
 from keras_dist_callbacks.base.process_runs import FitsIn, ProcessRuns, fits_of
+from keras_dist_callbacks.base.stopwatch import stopwatch
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.run import load_backup, resume_mode
 from keras_dist_callbacks.run.engine.schedule import Schedule
@@ -244,7 +245,8 @@ class FitRestore:
     def _drop_trained_batches(self, steps: Iterator[tuple[int, int, Any]]) -> list[Finding]:
         batch, fit = self._resume.saved.position.batch, self._fit
         found = self._restore(Moment.ENTERED)
-        replay.drop_steps(steps, batch, fit, may_end=bool(self._parts.input.reasons))
+        with stopwatch().during("data_loading_sync"):
+            replay.drop_steps(steps, batch, fit, may_end=bool(self._parts.input.reasons))
         self._parts.progress.count.skip_to(batch)
         return found + self._restore(Moment.ARRIVED)
 

@@ -18,6 +18,7 @@ from keras_dist_callbacks.base.errors import BackupError, ConfigError, Diverged
 from keras_dist_callbacks.base.process import shared
 from keras_dist_callbacks.base.process_runs import Ended, ProcessRuns, fits_in, fits_of, reference
 from keras_dist_callbacks.base.progress_file import Phase
+from keras_dist_callbacks.base.stopwatch import Category, stopwatch
 from keras_dist_callbacks.base.terminal import warn
 from keras_dist_callbacks.cluster.coordinated_stop import StopRequest
 from keras_dist_callbacks.options import Rollback
@@ -34,6 +35,8 @@ from keras_dist_callbacks.state.missed_hooks import missed_hooks
 from keras_dist_callbacks.state.part import snapshot_of
 from keras_dist_callbacks.state.progress import Progress
 from keras_dist_callbacks.state.training_objects import require_fit
+
+_RESTORE: Category = "unproductive_checkpoint_restore_time"
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,14 @@ class FitSession:
     def __init__(self, fit: running_fit.RunningFit, run: Run, options: SessionOptions) -> None:
         fits_of(fit.model).asked = fit.initial_epoch, fit.epochs
         run.reported.begin_fit(run.engine.directory)
+        stopwatch().enter("training_prep")
         self._fit, self.run, self._options = fit, run, options
         self._runs = fits_in(run.engine.directory)
         self._this_fit = resume_mode.place_in_script(self._runs, fit)
         self._resume: Resume | None = None
         self._request: StopRequest | None = None  # to leave, as soon as the step is over
         self._trained: Snapshot | None = None  # after an epoch's last step, until the next one begins
-        self._stops, self._only_skipped = False, False
+        self._stops = self._only_skipped = self._has_stepped = False
         self._undo: Callable[[], None] | None = None
 
     @property
@@ -112,7 +116,8 @@ class FitSession:
 
     def pick(self) -> WorkerState | None:
         """Chooses and reads the newest backup, before any callback's `on_train_begin`."""
-        picked = self.run.engine.pick(variables.empty)
+        with stopwatch().during(_RESTORE):
+            picked = self.run.engine.pick(variables.empty)
         if picked is not None:
             self._resume = Resume(picked[0], require_fit(picked[1]))
         return self.pending_backup
@@ -161,7 +166,8 @@ class FitSession:
 
     def _begin_restore(self, restore: FitRestore) -> None:
         try:
-            restore.begin()
+            with stopwatch().during(_RESTORE):
+                restore.begin()
         except BaseException as error:  # fit's own handler sees none of what happens before its first epoch
             self.on_exception(error, in_step=False)
             raise
@@ -228,8 +234,11 @@ class FitSession:
         if self._resume is None or not self._resume.is_pending:
             self._parts.input.enter_epoch(self._progress.count.epoch, resuming=False)
             self._parts.random_at_epoch.note_entered()
+            if self._has_stepped:
+                stopwatch().enter("training")
             return True
-        self._restore.enter_epoch(steps)
+        with stopwatch().during(_RESTORE):
+            self._restore.enter_epoch(steps)
         self._report(self._resume)
         saved = self._resume.saved
         stops = any(self.run.cluster.gather(bool(saved.state["progress/stop_training"]), "stop within an epoch"))
@@ -253,6 +262,9 @@ class FitSession:
             if (note := self._watch.look(loss, self._progress.count.step)) and self.run.cluster.is_chief:
                 warn(note)
         self.run.reported.step_done(self._progress.count.step)
+        if not self._has_stepped:  # what the first step takes is mostly its trace
+            self._has_stepped = True
+            stopwatch().enter("training")
         self._note_trace()
 
     def _note_trace(self) -> None:
@@ -284,6 +296,7 @@ class FitSession:
         self._progress.count.leave_epoch()
         self._watch.epoch_before = self._progress.count.batch
         self.run.reported.enter(Phase.EPOCH_END)
+        stopwatch().enter("other")
         self._runs.has_trained = True
         self._parts.input_objects.note_read()
         self._parts.input.passes.epoch_trained(self._progress.count.epoch, self._progress.count.batch)
@@ -300,11 +313,13 @@ class FitSession:
     def validation_begin(self) -> None:
         """A validation within fit begins."""
         self.run.reported.enter(Phase.VALIDATION)
+        stopwatch().enter("custom_badput_events/eval_step")
         self._parts.input.validation_begins()
 
     def validation_end(self) -> None:
         """A validation within fit is complete."""
         self.run.reported.enter(Phase.EPOCH_END)
+        stopwatch().enter("other")
         self._parts.input.validations += 1
 
     def epoch_end(self, epoch: int) -> None:
@@ -390,6 +405,7 @@ class FitSession:
     def close(self) -> None:
         """Takes every wrapper away, and gives signals back."""
         self.run.reported.enter(Phase.OUTSIDE)
+        stopwatch().end_lap()
         self.run.shutdown.close()
         variables.forget(self._fit.model)
         if self._undo is not None:

@@ -8,7 +8,10 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from keras_dist_callbacks.backups import finite, retention
+from keras_dist_callbacks.backups.journal import Journal
 from keras_dist_callbacks.backups.packing import Fingerprint, Packer, fingerprints, referenced_blobs, tensor_bytes
 from keras_dist_callbacks.backups.retention import Rules
 from keras_dist_callbacks.backups.snapshot import (
@@ -26,6 +29,7 @@ from keras_dist_callbacks.base.errors import ConfigError, StorageError
 from keras_dist_callbacks.base.terminal import data_size, uploads
 from keras_dist_callbacks.options import WriteOptions
 from keras_dist_callbacks.run.engine.background import gc_paused
+from keras_dist_callbacks.run.engine.chronicle import JOURNAL
 from keras_dist_callbacks.run.engine.worker_exchange import LocalState, WorkerStateExchange
 
 
@@ -88,17 +92,19 @@ class Committer:
         self._novelty = _Novelty()
         self._orphans_deleted = self._orphans_collected = self._has_warned = self._has_named = False
         self.info: Mapping[str, JSON] = {}
+        self._journal: Mapping[str, JSON] = {}
         self.newest: Position | None = None
         self.state_bytes = 0
         self.begun: float | None = None
         self.not_finite: tuple[str, ...] = ()
 
-    def commit(self, save: int, snapshot: Snapshot) -> None:
+    def commit(self, save: int, snapshot: Snapshot, journal: Journal | None = None) -> None:
         """Writes and publishes a snapshot, then deletes what it makes needless.
 
         Args:
             save: Its number, the same on every worker.
             snapshot: The chief's.
+            journal: What this run and those before it have done with their time.
 
         Raises:
             FencedError: A newer run has taken the directory.
@@ -124,6 +130,7 @@ class Committer:
         if not self._orphans_deleted:  # before anything is written, which may need their space
             self._tidy(store.delete_orphans)
             self._orphans_deleted = True
+        self._journal = {} if journal is None else {JOURNAL: msgspec.to_builtins(journal)}
         try:
             self._publish(snapshot, prints, others)
         except StorageError as error:
@@ -193,7 +200,13 @@ class Committer:
     def _described(self, now: float) -> Mapping[str, JSON]:
         """What the manifest says of this run; `begun` is when the first backup of its training was committed."""
         self.begun = now if self.begun is None else self.begun
-        return {**self.info, "created": now, "begun": self.begun, "kept": retention.to_json(self._options.rules)}
+        return {
+            **self.info,
+            **self._journal,
+            "created": now,
+            "begun": self.begun,
+            "kept": retention.to_json(self._options.rules),
+        }
 
     def _not_finite(self, snapshot: Snapshot, others: Sequence[LocalState]) -> Mapping[str, JSON]:
         """What the manifest says of NaN and infinity: a look at each tensor; where that finds one, at all values."""

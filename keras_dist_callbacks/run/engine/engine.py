@@ -10,6 +10,10 @@ import queue
 from collections.abc import Callable, Mapping
 from typing import Self
 
+import msgspec
+
+from keras_dist_callbacks.backups import journal as journals
+from keras_dist_callbacks.backups.journal import Journal
 from keras_dist_callbacks.backups.owner_records import OwnerRecord
 from keras_dist_callbacks.backups.reading import Allocate
 from keras_dist_callbacks.backups.select_backup import latest_intact, load
@@ -17,10 +21,12 @@ from keras_dist_callbacks.backups.snapshot import JSON, CommitId, Position, Snap
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.base.errors import BackupError, FencedError, PeerLostError, StorageError
 from keras_dist_callbacks.base.progress_file import Phase, progress_file
+from keras_dist_callbacks.base.stopwatch import stopwatch
 from keras_dist_callbacks.base.terminal import is_shown, warn
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.options import ASSUMED_SAVE_SECONDS
+from keras_dist_callbacks.run.engine.chronicle import JOURNAL, Chronicle
 from keras_dist_callbacks.run.engine.committer import Committer, EngineOptions
 from keras_dist_callbacks.run.engine.skipped_saves import SkippedSaves
 from keras_dist_callbacks.run.engine.worker_exchange import WorkerStateExchange
@@ -38,6 +44,7 @@ class BackupEngine:
         cluster: Who takes part.
         fenced: Why this run does not own the directory any more; None as long as that is not known.
         rolled_back_from: As in `Restored`, of what was picked; as `not_finite`.
+        chronicle: What this run and those before it have done with their time.
         divergence: What is known of a divergence in the past of this training, as a manifest holds it.
     """
 
@@ -60,7 +67,8 @@ class BackupEngine:
         self._skipped = SkippedSaves()
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()  # what happened in the background
         self.fenced: FencedError | None = None
-        self.ends = False  # an exception has left training
+        self.chronicle = Chronicle()
+        self._past: JSON = {}  # the journal of the processes before
         self.rolled_back_from, self.not_finite = "", ()
         self.divergence: JSON = None
 
@@ -151,7 +159,11 @@ class BackupEngine:
         # The chief alone looks for it, and moves damaged ones aside; the others read the one that it names.
         def choose() -> tuple[tuple[CommitId, WorkerState] | None, OwnerRecord | None]:
             found = latest_intact(self._store, workers, allocate, verbose=self._options.progress)
-            return found, self._store.rollback_to(None if found is None else found[0])
+            rollback = self._store.rollback_to(None if found is None else found[0])
+            infos = [*([] if found is None else [found[1].info]), *([] if rollback is None else [rollback.info])]
+            journal = journals.continued([info.get(JOURNAL) for info in infos], self._store.claims())
+            self._past = msgspec.to_builtins(journal)
+            return found, rollback
 
         chosen, rollback = self.cluster.on_chief(choose, "choosing a backup", timeout) or (None, None)
         name = self.cluster.broadcast(chosen[0].name if chosen else None, "chosen backup", timeout, kind=str | None)
@@ -191,6 +203,7 @@ class BackupEngine:
         self._committer.info = described
         taken = self.cluster.on_chief(lambda: self._store.claim(described, by), "claiming the backup directory")
         self._store.generation = int(self.cluster.broadcast(taken, "generation", kind=int))
+        self.chronicle.begin(self._past, self._store.generation, self.committed.step if self.committed else 0)
         return self._store.generation
 
     # --- while training
@@ -207,8 +220,8 @@ class BackupEngine:
             BackupError: Too many saves have failed in a row.
         """
         chief = self.cluster.is_chief
-        write, note_failure = (self._write, self._note_failure) if chief else (self._deliver, self._note_missing_part)
-        with progress_file().during(Phase.SAVE):
+        note_failure = self._note_failure if chief else self._note_missing_part
+        with progress_file().during(Phase.SAVE), stopwatch().during("unproductive_checkpoint_save_time"):
             self._saves += 1
             try:
                 if self._writer.busy and chief:
@@ -216,7 +229,10 @@ class BackupEngine:
                 self._writer.wait_for(self._owner)
                 snapshot = take()
                 self._skipped.record_start(snapshot.position.step)
-                job = functools.partial(write, self._saves, snapshot)
+                job = functools.partial(self._deliver, self._saves, snapshot)
+                if chief:
+                    journal = self.chronicle.now(snapshot.position.step)
+                    job = functools.partial(self._write, self._saves, snapshot, journal)
                 try:
                     self._writer.submit(job, f"backup at {snapshot.position}", self._owner)
                 except RuntimeError as error:
@@ -327,6 +343,7 @@ class BackupEngine:
             elif delete:
                 self._delete_everything()
 
+        self.chronicle.end = "finished"
         self.cluster.barrier("end of training", self.cluster.patience)
         self.save(take)
         self.cluster.on_chief(complete, "the final backup", self.cluster.patience)
@@ -363,9 +380,9 @@ class BackupEngine:
 
     # --- in the background
 
-    def _write(self, save: int, snapshot: Snapshot) -> None:
+    def _write(self, save: int, snapshot: Snapshot, journal: Journal) -> None:
         try:
-            self._committer.commit(save, snapshot)
+            self._committer.commit(save, snapshot, journal)
         except FencedError as error:
             self.fenced = error
             if error.nothing_left:
@@ -400,7 +417,7 @@ class BackupEngine:
         limit = self._options.write.max_failed_saves
         if limit is not None and self._failed >= limit:
             raise BackupError(f"{self._failed} backups failed in a row, the last one: {error}") from error
-        is_over = self.ends or messaging.lost() or self._worker_states.abort.is_set()
+        is_over = self.chronicle.end or messaging.lost() or self._worker_states.abort.is_set()
         self._note(f"the backup at {position} failed{'' if is_over else ' and training continues'}: {error}")
 
     def _note(self, text: str) -> None:

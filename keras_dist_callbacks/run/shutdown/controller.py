@@ -162,6 +162,7 @@ class ShutdownController:
         self._signals.step_is_over()
         let_children_end()
         preempted, position = request.kind == PREEMPTED, snapshot.position
+        self._engine.chronicle.end = request.kind
         left = self._watchdog.left if preempted else _BUDGET_SECONDS
         try:
             saved = self._engine.leave(snapshot, left)
@@ -212,7 +213,7 @@ class ShutdownController:
         """
         if self._phase in (_Phase.EXITING, _Phase.EXITED) or not self._is_here:
             return
-        self._engine.ends = True
+        self._engine.chronicle.end = "failed"
         if self._preemption is not None:
             let_children_end()
         notes = _of_memory(error, self._engine.held_bytes)  # before they are written

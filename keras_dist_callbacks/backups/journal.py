@@ -1,0 +1,206 @@
+"""What the processes of one training have done with their time: a record of each, carried from manifest to manifest.
+
+A process that is killed is recorded as of its last backup. What came after that belongs to the gap before the next
+process, unless that was told when the one before it ended. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated
+
+import msgspec
+
+from keras_dist_callbacks.backups.owner_records import OwnerRecord
+from keras_dist_callbacks.backups.record_io import Count
+from keras_dist_callbacks.backups.snapshot import JSON
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.stopwatch import Category
+
+KEPT = 100
+_RECOVERY: Category = "infrastructure_recovery_from_disruption"
+_WASTED: Category = "wasted_progress_from_disruption"
+_TRAINING: Category = "training"
+Seconds = dict[str, Annotated[float, msgspec.Meta(ge=0)]]
+
+
+class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A process of a training.
+
+    Attributes:
+        generation: Its number in the backup directory.
+        began: When it began, in seconds since 1970 by its own clock.
+        first: Steps that were trained when it began.
+        step: And when it was last heard of.
+        seconds: What it had done with its time then, by category.
+        end: How it ended, as far as it could say so: `"finished"`, `"preempted"`, `"diverged"` or `"failed"`.
+        after: Seconds that it ran on unheard, as the launcher has seen it; None where nobody has.
+        after_step: Likewise, the last step that it trained.
+    """
+
+    generation: Count
+    began: float
+    first: Count = 0
+    step: Count = 0
+    seconds: Seconds = {}
+    end: str = ""
+    after: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    after_step: Count | None = None
+
+    @property
+    def heard(self) -> float:
+        """When it was last heard of."""
+        return self.began + sum(self.seconds.values())
+
+
+class Journal(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The processes of one training.
+
+    Attributes:
+        attempts: The last ones, the newest last.
+        older: How many there were before these.
+        began: When the first of all began; None if it is among the last ones.
+        seconds: Of those before, and of the gaps after them.
+        repeated: Steps that those before have trained in vain, as far as that is known.
+    """
+
+    attempts: tuple[Attempt, ...] = ()
+    older: Count = 0
+    began: float | None = None
+    seconds: Seconds = {}
+    repeated: Count = 0
+
+    def with_attempt(self, attempt: Attempt) -> Journal:
+        """Returns it with a newer record of the newest attempt, or with a new one."""
+        others = tuple(one for one in self.attempts if one.generation != attempt.generation)
+        return msgspec.structs.replace(self, attempts=(*others, attempt))._bounded()
+
+    def _bounded(self) -> Journal:
+        found = self
+        while len(found.attempts) > KEPT:
+            first, second, *_ = found.attempts
+            past = seconds_of([first, second], whole_last=False)
+            found = Journal(
+                found.attempts[1:],
+                found.older + 1,
+                found.began if found.began is not None else first.began,
+                {name: found.seconds.get(name, 0.0) + past.get(name, 0.0) for name in {*found.seconds, *past}},
+                found.repeated + repeated_steps([first, second]),
+            )
+        return found
+
+    @property
+    def newest(self) -> Attempt | None:
+        """The newest attempt."""
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def starts(self) -> int:
+        """How many processes there were."""
+        return self.older + len(self.attempts)
+
+    def totals(self) -> dict[str, float]:
+        """Returns seconds by category, from the begin of the first process to what is known of the last."""
+        own = seconds_of(self.attempts)
+        return {name: self.seconds.get(name, 0.0) + own.get(name, 0.0) for name in {*self.seconds, *own}}
+
+    @property
+    def steps_repeated(self) -> int:
+        """Steps that were trained in vain, as far as that is known."""
+        return self.repeated + repeated_steps(self.attempts)
+
+
+def continued(found: Iterable[JSON], claims: Iterable[tuple[int, OwnerRecord]]) -> Journal:
+    """Returns the journal that a new process continues.
+
+    Args:
+        found: Journals as manifests and owner records hold them; the one that knows most counts.
+        claims: The owner records in the directory: what they claimed it for, and died before a backup, is added.
+    """
+    journals = [validation.convert(one, Journal) for one in found if one is not None]
+    journal = max(journals, key=lambda one: one.newest.generation if one.newest else 0, default=Journal())
+    for generation, owner in sorted(claims):
+        newest = journal.newest
+        if not owner.is_of_rollback and (newest is None or generation > newest.generation):
+            step = 0 if newest is None else newest.step
+            journal = journal.with_attempt(Attempt(generation, owner.claimed, step, step))
+    return journal
+
+
+def seconds_of(attempts: Sequence[Attempt], *, whole_last: bool = True) -> dict[str, float]:
+    """Returns seconds by category of several attempts in a row, and of the gaps between them.
+
+    Args:
+        attempts: The newest last.
+        whole_last: Count the last one too, and not only the gap before it.
+    """
+    found: dict[str, float] = {}
+
+    def add(category: str, seconds: float) -> None:
+        found[category] = found.get(category, 0.0) + seconds
+
+    for place, one in enumerate(attempts):
+        if place:
+            before = attempts[place - 1]
+            gap = max(0.0, one.began - before.heard)  # clocks of two machines differ
+            ran = min(gap, before.after or 0.0)
+            add(_WASTED, ran)
+            add(_RECOVERY, gap - ran)
+        if place == len(attempts) - 1 and not whole_last:
+            break
+        useful = _useful(one, attempts[place + 1 :])
+        for category, seconds in one.seconds.items():
+            if category == _TRAINING:
+                add(_WASTED, seconds * (1.0 - useful))
+                seconds *= useful
+            add(category, seconds)
+    return {category: seconds for category, seconds in found.items() if seconds}
+
+
+def repeated_steps(attempts: Sequence[Attempt]) -> int:
+    """Returns how many steps each attempt but the last has trained that a later one trains again."""
+    found = 0
+    for place, one in enumerate(attempts[:-1]):
+        last = one.step if one.after_step is None else one.after_step
+        found += max(0, last - max(one.first, _kept(one, attempts[place + 1 :])))
+    return found
+
+
+def _kept(one: Attempt, later: Iterable[Attempt]) -> int:
+    """Up to which step what an attempt has trained was not trained again."""
+    return min([one.step, *(other.first for other in later)])
+
+
+def _useful(one: Attempt, later: Sequence[Attempt]) -> float:
+    """Which part of the steps of an attempt was not trained again later."""
+    steps = one.step - one.first
+    return 1.0 if steps <= 0 else max(0, _kept(one, later) - one.first) / steps
+
+
+def in_words(totals: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Returns what the summary prints: names in plain words, and shares of all seconds, the largest first but training.
+
+    Args:
+        totals: Seconds by category.
+    """
+    all_seconds = sum(totals.values())
+    shares: dict[str, float] = {}
+    for category, seconds in totals.items():
+        name = WORDS.get(category, "other")
+        shares[name] = shares.get(name, 0.0) + (seconds / all_seconds if all_seconds else 0.0)
+    return sorted(shares.items(), key=lambda item: (item[0] != WORDS[_TRAINING], -item[1]))
+
+
+WORDS: Mapping[str, str] = {
+    "training": "training",
+    "wasted_progress_from_disruption": "repeated steps",
+    "infrastructure_recovery_from_disruption": "not running",
+    "program_startup": "starting",
+    "training_prep": "preparing",
+    "unproductive_checkpoint_restore_time": "restoring",
+    "data_loading_sync": "reading past batches",
+    "unproductive_checkpoint_save_time": "saving",
+    "custom_badput_events/eval_step": "validation",
+    "other": "other",
+}
+"""The categories in plain words."""

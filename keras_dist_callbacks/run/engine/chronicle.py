@@ -1,0 +1,59 @@
+"""The journal of a run's training, as each backup of the run holds it."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import msgspec
+
+from keras_dist_callbacks.backups.journal import Attempt, Journal
+from keras_dist_callbacks.backups.snapshot import JSON
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.stopwatch import stopwatch
+
+JOURNAL = "journal"
+"""The key of a journal in what manifests and owner records say of a run."""
+
+BEFORE = "KDC_BEFORE"
+"""When the process before this one ended, and its last step, where the launcher has seen it: JSON."""
+
+
+class Chronicle:
+    """Knows the processes before this one, and what this one has done so far.
+
+    Attributes:
+        end: How the run ends; empty as long as it goes on.
+    """
+
+    def __init__(self) -> None:
+        self._lap = stopwatch().lap
+        self._past, self._generation, self._first = Journal(), 0, 0
+        self.end = ""
+
+    def begin(self, past: JSON, generation: int, first: int) -> None:
+        """The run has claimed its directory.
+
+        Args:
+            past: The journal of the processes before.
+            generation: The run's number.
+            first: Steps that were trained before.
+        """
+        self._past = validation.convert(past, Journal)
+        newest = self._past.newest
+        if newest is not None and (told := os.environ.get(BEFORE)):
+            before = json.loads(told)
+            seen = msgspec.structs.replace(
+                newest, after=max(0.0, before["ended"] - newest.heard), after_step=before["step"]
+            )
+            self._past = self._past.with_attempt(seen)
+        self._generation, self._first = generation, first
+
+    def now(self, step: int) -> Journal:
+        """Returns the journal as it is now.
+
+        Args:
+            step: Steps that are trained.
+        """
+        own = Attempt(self._generation, self._lap.began, self._first, step, self._lap.read(), self.end)
+        return self._past.with_attempt(own)
