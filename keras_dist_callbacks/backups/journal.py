@@ -12,12 +12,17 @@ from typing import Annotated
 import msgspec
 
 from keras_dist_callbacks.backups.owner_records import OwnerRecord
-from keras_dist_callbacks.backups.record_io import Count
+from keras_dist_callbacks.backups.record_io import Count, Format
 from keras_dist_callbacks.backups.snapshot import JSON
 from keras_dist_callbacks.base import validation
 from keras_dist_callbacks.base.stopwatch import Category
+from keras_dist_callbacks.base.terminal import duration
+
+JOURNAL = "journal"
+"""The key of a journal in what manifests and owner records say of a run."""
 
 KEPT = 100
+_LEAST_SHARE = 0.05  # per cent
 _RECOVERY: Category = "infrastructure_recovery_from_disruption"
 _WASTED: Category = "wasted_progress_from_disruption"
 _TRAINING: Category = "training"
@@ -110,6 +115,9 @@ class Journal(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.repeated + repeated_steps(self.attempts)
 
 
+RECORD = Format("keras_dist_callbacks journal", 1, Journal)
+
+
 def continued(found: Iterable[JSON], claims: Iterable[tuple[int, OwnerRecord]]) -> Journal:
     """Returns the journal that a new process continues.
 
@@ -177,18 +185,15 @@ def _useful(one: Attempt, later: Sequence[Attempt]) -> float:
     return 1.0 if steps <= 0 else max(0, _kept(one, later) - one.first) / steps
 
 
-def in_words(totals: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Returns what the summary prints: names in plain words, and shares of all seconds, the largest first but training.
-
-    Args:
-        totals: Seconds by category.
-    """
-    all_seconds = sum(totals.values())
-    shares: dict[str, float] = {}
-    for category, seconds in totals.items():
-        name = WORDS.get(category, "other")
-        shares[name] = shares.get(name, 0.0) + (seconds / all_seconds if all_seconds else 0.0)
-    return sorted(shares.items(), key=lambda item: (item[0] != WORDS[_TRAINING], -item[1]))
+def summary(journal: Journal) -> str:
+    """Returns how often a training was started, how long it has taken, and where the time went."""
+    totals = journal.totals()
+    whole = sum(totals.values())
+    largest_first = sorted(totals.items(), key=lambda item: (item[0] != _TRAINING, -item[1]))
+    shares = [(WORDS.get(category, category), 100 * seconds / whole) for category, seconds in largest_first]
+    told = ", ".join(f"{share:.1f} % {name}" for name, share in shares if share >= _LEAST_SHARE)
+    starts = "1 start" if journal.starts == 1 else f"{journal.starts} starts"
+    return f"{starts} in {duration(whole)}: {told}"
 
 
 WORDS: Mapping[str, str] = {

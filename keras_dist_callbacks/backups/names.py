@@ -10,6 +10,7 @@ import re
 from keras_dist_callbacks.storage.local_files import final_name
 
 OWNERS, BLOBS, COMMITS, DAMAGED, ROLLED_BACK = "owners", "blobs", "commits", "damaged", "rolled-back"
+JOURNALS = "journals"
 OWNER, WITNESS = ".json", ".committed"
 GENERATION = "(?:[0-9]{6}|[1-9][0-9]{6,7})"  # as it is written, with zeros in front up to six digits alone
 SEQUENCE = "(?:[0-9]{8}|[1-9][0-9]{8,11})"
@@ -28,6 +29,7 @@ _FINAL = {
     OWNERS: rf"{GENERATION}({re.escape(OWNER)}|{re.escape(WITNESS)})",
     DAMAGED: rf"[0-9a-f]{{8}}-{_COMMIT}",
     BLOBS: _BLOB,
+    JOURNALS: rf"{GENERATION}\.json",
     "": "probe|doctor",
 }
 _finals = {place: re.compile(final, re.DOTALL) for place, final in _FINAL.items()}
@@ -43,6 +45,16 @@ def owner_generation(name: str) -> int | None:
     """Returns the generation in an owner record's file name, or None if it is not one."""
     found = _owner.fullmatch(name)
     return None if found is None else int(found.group(1))
+
+
+def journal_name(number: int) -> str:
+    """Returns the path of what a finished training leaves."""
+    return f"{JOURNALS}/{number:06d}.json"
+
+
+def journal_number(name: str) -> int | None:
+    """Returns the number in a journal's file name, or None if it is not one."""
+    return int(name.removesuffix(".json")) if _finals[JOURNALS].fullmatch(name) else None
 
 
 def commit_name(generation: int, sequence: int, token: str) -> str:

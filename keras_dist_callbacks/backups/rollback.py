@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from keras_dist_callbacks.backups.journal import JOURNAL
 from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, ROLLED_BACK
 from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES
 from keras_dist_callbacks.backups.select_backup import not_found
@@ -96,7 +97,8 @@ def roll_back(store: BackupStore, change: Change) -> None:
         StorageError: The store failed; if the owner record was created, the rollback holds.
     """
     to = "" if change.newest is None else change.newest.id.name.removeprefix(f"{COMMITS}/")
-    store.claim({}, _BY, rolled_back_to=to, rolled_back_from=change.before.label)
+    journal = store.manifest(change.before).info.get(JOURNAL)  # that of the target knows nothing of what came after it
+    store.claim({JOURNAL: journal}, _BY, rolled_back_to=to, rolled_back_from=change.before.label)
     tidy(store)
 
 

@@ -4,6 +4,7 @@
     owners/<generation>.committed                  that owner has committed once
     blobs/<generation>/<content-hash>.safetensors  tensors
     commits/<generation>-<sequence>-<token>.json   manifests: a commit exists when its manifest does
+    journals/<number>.json                         what stays of a finished training: what it did with its time
     rolled-back/...                                those that a rollback has taken back, until the next first commit
     damaged/...                                    manifests that failed verification, kept for inspection
 
@@ -18,8 +19,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from keras_dist_callbacks.backups import finite, names, owner_records, record_io
+from keras_dist_callbacks.backups.journal import RECORD, Journal
 from keras_dist_callbacks.backups.manifest import check_topics, decode_manifest, encode_manifest
-from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, ROLLED_BACK, WITNESS, owner_name
+from keras_dist_callbacks.backups.names import (
+    BLOBS,
+    COMMITS,
+    DAMAGED,
+    JOURNALS,
+    OWNERS,
+    ROLLED_BACK,
+    WITNESS,
+    owner_name,
+)
 from keras_dist_callbacks.backups.owner_records import OwnerRecord
 from keras_dist_callbacks.backups.packing import Blob
 from keras_dist_callbacks.backups.reading import Allocate, check_sizes, read_tensors, verify_tensors
@@ -238,6 +249,31 @@ class BackupStore:
         blobs = [names.blob_directory(generation) for generation in generations]
         root = [""] if self._made_directory else []
         self.storage.remove_empty_directories([*blobs, BLOBS, COMMITS, OWNERS, ROLLED_BACK, *root])
+
+    def leave_journal(self, journal: Journal) -> None:
+        """Writes what is to stay of a training whose backups are deleted."""
+        number = max(self.journals(), default=0)
+        while True:
+            number += 1
+            try:
+                self.storage.create(names.journal_name(number), [RECORD.encode(journal)])
+            except FileExistsError:
+                continue
+            return
+
+    def journals(self) -> list[int]:
+        """Returns the numbers of the journals that finished trainings have left, the newest last."""
+        found = (names.journal_number(file.name) for file in self.storage.files(JOURNALS))
+        return sorted(number for number in found if number is not None)
+
+    def left_journal(self, number: int) -> Journal:
+        """Reads one of them.
+
+        Raises:
+            DamagedBackupError: It is not what was written.
+        """
+        name = names.journal_name(number)
+        return RECORD.decode(record_io.read(self.storage, name), self.storage.display(name))
 
     def _forget_owner(self, generation: int) -> None:
         self.storage.delete(owner_name(generation, WITNESS))

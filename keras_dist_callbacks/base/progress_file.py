@@ -19,6 +19,8 @@ from keras_dist_callbacks.base.process import Shared, shared
 from keras_dist_callbacks.base.terminal import say
 
 VARIABLE = "KDC_PROGRESS"
+BEFORE = "KDC_BEFORE"
+"""When the process before this one began and ended, and after which step: JSON, from a launcher that has seen it."""
 NO_BACKUP = (0, -1)
 """What a report says where there is no backup: less than each `fit()` and step."""
 _FORMAT = 0x33_43_44_4B  # "KDC3"

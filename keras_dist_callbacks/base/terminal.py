@@ -55,6 +55,20 @@ def warn(text: str, category: type[Warning] = RuntimeWarning, *, items: Sequence
     warnings.warn("\n- ".join(map(escape_controls, texts)), category, stacklevel=level)
 
 
+def duration(seconds: float) -> str:
+    """Returns a span of time in its two largest units, as `45 s`, `12 min`, `6 h 12 min` or `3 d 4 h`."""
+    if round(seconds) < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes} min"
+    days, hours = divmod(round(seconds / 3600), 24)
+    return f"{days} d {hours} h"
+
+
 def data_size(count: int) -> str:
     """Returns a number of bytes, as `812 B` or `6.9 MiB`."""
     if count < 1024:

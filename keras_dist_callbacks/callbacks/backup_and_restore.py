@@ -204,6 +204,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         """Commits the end of training and, if asked to, deletes the backup."""
         session = self._require_session()
         session.train_end()
+        if not session.runs_no_step and (summary := session.run.engine.summary):
+            self._say(summary)
         self._finished += 1
 
     def _open(self, fit: running_fit.RunningFit, callbacks: list[Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import selectors
 import shutil
@@ -75,6 +76,8 @@ class _Attempt:
         kill_at: When those that still run are killed; None as long as nothing has failed.
         failed_before_signal: A worker had failed when the job was asked to end.
         ports: Kept from others as long as the run lasts.
+        began: When it did, in seconds since 1970.
+        ended: When the first worker had; 0 before that.
     """
 
     running: list[_Worker] = field(default_factory=list)
@@ -83,6 +86,8 @@ class _Attempt:
     kill_at: float | None = None
     failed_before_signal: bool = False
     ports: list[socket.socket] = field(default_factory=list)
+    began: float = field(default_factory=time.time)
+    ended: float = 0.0
 
     @property
     def failure(self) -> WorkerEnd | None:
@@ -93,6 +98,12 @@ class _Attempt:
     def newest(self) -> WorkerEnd:
         """The worker that knows of the newest backup: the chief, once it has looked for one."""
         return max(self.ends, key=lambda end: (end.report.backup is not None, end.report.backup or NO_BACKUP))
+
+    @property
+    def told(self) -> dict[str, str]:
+        """What the next attempt is told of this one, as variables of its environment."""
+        step = max((end.report.step or 0 for end in self.ends), default=0)
+        return {progress_file.BEFORE: json.dumps({"began": self.began, "ended": self.ended, "step": step})}
 
     @property
     def repeated_steps(self) -> int:
@@ -120,6 +131,7 @@ class Launcher:
         self._selector = selectors.DefaultSelector()  # reports ends in their order
         self._arrived: list[signal.Signals] = []
         self._asked: signal.Signals | None = None  # the signal that ends the job
+        self._before: dict[str, str] = {}  # what a process is told of the one before
         self._stop_at: int | None = None  # what a worker has reported, of the attempts before too
         self._looked_at = time.monotonic()
         self._has_reported_no_progress = False
@@ -134,6 +146,7 @@ class Launcher:
             if decision.delay is None:
                 return decision.code
             attempt += 1
+            self._before = run.told
             self._report_restart(run, attempt, decision.delay)
             self._wait(decision.delay)
 
@@ -194,7 +207,7 @@ class Launcher:
             with temporary.writing("the pipes to the workers", within=self._directory):
                 progress_file.create(progress)
                 output = self._output(run, index, attempt)
-            env = self._options.environment(index, attempt, ports, progress)
+            env = {**self._options.environment(index, attempt, ports, progress), **self._before}
             process = self._process(index, env, None if output is None else output.path)
             worker = _Worker(index, process, env, progress, HangWatch(self._options.hang_timeout))
             run.running.append(worker)
@@ -235,6 +248,7 @@ class Launcher:
         if descriptor is not None:
             self._selector.unregister(descriptor)
         run.running.remove(worker)
+        run.ended = run.ended or time.time()
         run.ends.append(WorkerEnd(worker.index, code, progress_file.read(worker.progress), worker.hang))
         if code != 0 and run.running and run.kill_at is None:
             run.kill_at = time.monotonic() + self._options.grace

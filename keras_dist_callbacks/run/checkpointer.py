@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import logging
@@ -20,6 +21,7 @@ from keras_dist_callbacks.base import validation
 from keras_dist_callbacks.base.errors import BackupError, ConfigError
 from keras_dist_callbacks.base.process_runs import next_name
 from keras_dist_callbacks.base.progress_file import Phase
+from keras_dist_callbacks.base.stopwatch import Category, stopwatch
 from keras_dist_callbacks.base.terminal import say, warn
 from keras_dist_callbacks.base.validation import verbosity
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -47,6 +49,8 @@ from keras_dist_callbacks.state.training_objects import NotCopyable, TrainingObj
 
 if TYPE_CHECKING:
     import keras
+
+_RESTORE: Category = "unproductive_checkpoint_restore_time"
 
 
 @dataclass
@@ -162,6 +166,7 @@ class Checkpointer(NotCopyable):
         self._facts = {"save_freq": repr(save_freq), "save_before_preemption": str(shutdown.save_before_preemption)}
         self._count, self._running = StepCounter(), _RunningEpoch()
         self._told: set[str] = set()
+        self._has_stepped = False
 
     def restore(self) -> bool:
         """Puts everything back to the newest backup, and claims the directory; call it once, before training.
@@ -179,11 +184,14 @@ class Checkpointer(NotCopyable):
         run.cluster.require_same({"the backup directory": run.engine.directory, **self._facts}, "Checkpointer")
         run.engine.prepare()
         run.reported.begin_fit(run.engine.directory)
+        stopwatch().enter("training_prep")
         self._parts = LoopParts.of(self._trained, self.state, run.cluster, self._say_more)
-        picked = run.engine.pick(variables.empty)
+        with stopwatch().during(_RESTORE):
+            picked = run.engine.pick(variables.empty)
         run.description = describe_run(self._trained.distribute_strategy, run.cluster.num_workers)
         if picked is not None:
-            self._resume(picked[0], require_loop(picked[1]))
+            with stopwatch().during(_RESTORE):
+                self._resume(picked[0], require_loop(picked[1]))
         else:
             warn_of_foreign = functools.partial(resume_mode.warn_of_foreign_backup, self._storage, self._trained.origin)
             run.cluster.on_chief(warn_of_foreign, "looking for other tools' backups")
@@ -300,7 +308,9 @@ class Checkpointer(NotCopyable):
             )
         if not self._count.is_within:
             self._parts.begin.settle()
-        remaining = self._parts.input.remaining_batches(dataset, self._count.batch, made_for_epoch=made_for_epoch)
+        resumes = stopwatch().during("data_loading_sync") if self._count.batch else contextlib.nullcontext()
+        with resumes:
+            remaining = self._parts.input.remaining_batches(dataset, self._count.batch, made_for_epoch=made_for_epoch)
         self._parts.begin.put_back(leave=self._parts.input.keys)
         return remaining
 
@@ -351,6 +361,9 @@ class Checkpointer(NotCopyable):
             asked = cluster.gather(source.begins_at_batch, "where a loop begins")
             source.begins_at_batch = any(asked)  # one worker alone may look at `batch`
         self._running.has_stepped = True
+        if not self._has_stepped:  # what is before the first step is mostly its trace
+            self._has_stepped = True
+            stopwatch().enter("training")
         source.trained()
         self._parts.begin.note_step()
 
@@ -387,6 +400,9 @@ class Checkpointer(NotCopyable):
             self._run.engine.finish(lambda: self._snapshot("end"), delete=self._delete)
             self._run.shutdown.close()
             self._run.reported.enter(Phase.OUTSIDE)
+            if summary := self._run.engine.summary:
+                self._say(summary)
+            stopwatch().end_lap()
         except BaseException as error:
             self._end_with(error, lambda: None)
             raise

@@ -16,6 +16,7 @@ import msgspec
 
 from keras_dist_callbacks.backups import rollback
 from keras_dist_callbacks.backups.findings import Finding
+from keras_dist_callbacks.backups.journal import JOURNAL, Journal
 from keras_dist_callbacks.backups.record_io import Count
 from keras_dist_callbacks.backups.snapshot import JSON, Manifest, Position
 from keras_dist_callbacks.backups.store import BackupStore, listed
@@ -171,13 +172,14 @@ class WentBack(NamedTuple):
     position: Position | None = None
 
 
-def go_back(store: BackupStore, watch: LossWatch, position: Position) -> WentBack:
+def go_back(store: BackupStore, watch: LossWatch, position: Position, journal: Journal) -> WentBack:
     """Makes the newest finite backup before a bad step the newest one.
 
     Args:
         store: The backup directory.
         watch: Of the run that ends here.
         position: After the step whose loss was not finite.
+        journal: Of the training up to there.
     """
     option = watch.option or Rollback()
     usable = [one for one in map(store.manifest, reversed(store.commits())) if listed(one).is_finite]
@@ -190,7 +192,7 @@ def go_back(store: BackupStore, watch: LossWatch, position: Position) -> WentBac
     target = next((one for one in usable if one.position.step <= limit and _is_usable(store, one)), None)
     newest = store.commits()[-1:]
     store.claim(
-        {DIVERGENCE: found.to_json()},
+        {DIVERGENCE: found.to_json(), JOURNAL: msgspec.to_builtins(journal)},
         "rollback",
         rolled_back_to="" if target is None else target.id.name.rpartition("/")[2],
         rolled_back_from=newest[0].label if newest else "",

@@ -10,13 +10,23 @@ import msgspec
 from keras_dist_callbacks.backups.journal import Attempt, Journal
 from keras_dist_callbacks.backups.snapshot import JSON
 from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.base.progress_file import BEFORE
 from keras_dist_callbacks.base.stopwatch import stopwatch
 
-JOURNAL = "journal"
-"""The key of a journal in what manifests and owner records say of a run."""
+_CLOCK_SECONDS = 1.0  # by which the times of two processes may differ
 
-BEFORE = "KDC_BEFORE"
-"""When the process before this one ended, and its last step, where the launcher has seen it: JSON."""
+
+class _Before(msgspec.Struct):
+    """What a launcher has seen of the process before this one."""
+
+    began: float
+    ended: float
+    step: int
+
+
+def _told_of_before() -> _Before | None:
+    told = os.environ.get(BEFORE)
+    return None if not told else validation.convert(json.loads(told), _Before)
 
 
 class Chronicle:
@@ -41,12 +51,10 @@ class Chronicle:
         """
         self._past = validation.convert(past, Journal)
         newest = self._past.newest
-        if newest is not None and (told := os.environ.get(BEFORE)):
-            before = json.loads(told)
-            seen = msgspec.structs.replace(
-                newest, after=max(0.0, before["ended"] - newest.heard), after_step=before["step"]
-            )
-            self._past = self._past.with_attempt(seen)
+        before = _told_of_before()
+        if before is not None and newest is not None and newest.began > before.began - _CLOCK_SECONDS:
+            after = max(0.0, before.ended - newest.heard)
+            self._past = self._past.with_attempt(msgspec.structs.replace(newest, after=after, after_step=before.step))
         self._generation, self._first = generation, first
 
     def now(self, step: int) -> Journal:

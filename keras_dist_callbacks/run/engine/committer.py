@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from keras_dist_callbacks.backups import finite, retention
-from keras_dist_callbacks.backups.journal import Journal
+from keras_dist_callbacks.backups.journal import JOURNAL, Journal
 from keras_dist_callbacks.backups.packing import Fingerprint, Packer, fingerprints, referenced_blobs, tensor_bytes
 from keras_dist_callbacks.backups.retention import Rules
 from keras_dist_callbacks.backups.snapshot import (
@@ -29,7 +29,6 @@ from keras_dist_callbacks.base.errors import ConfigError, StorageError
 from keras_dist_callbacks.base.terminal import data_size, uploads
 from keras_dist_callbacks.options import WriteOptions
 from keras_dist_callbacks.run.engine.background import gc_paused
-from keras_dist_callbacks.run.engine.chronicle import JOURNAL
 from keras_dist_callbacks.run.engine.worker_exchange import LocalState, WorkerStateExchange
 
 

@@ -13,7 +13,7 @@ from typing import Self
 import msgspec
 
 from keras_dist_callbacks.backups import journal as journals
-from keras_dist_callbacks.backups.journal import Journal
+from keras_dist_callbacks.backups.journal import JOURNAL, Journal
 from keras_dist_callbacks.backups.owner_records import OwnerRecord
 from keras_dist_callbacks.backups.reading import Allocate
 from keras_dist_callbacks.backups.select_backup import latest_intact, load
@@ -26,12 +26,14 @@ from keras_dist_callbacks.base.terminal import is_shown, warn
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.options import ASSUMED_SAVE_SECONDS
-from keras_dist_callbacks.run.engine.chronicle import JOURNAL, Chronicle
+from keras_dist_callbacks.run.engine.chronicle import Chronicle
 from keras_dist_callbacks.run.engine.committer import Committer, EngineOptions
 from keras_dist_callbacks.run.engine.skipped_saves import SkippedSaves
 from keras_dist_callbacks.run.engine.worker_exchange import WorkerStateExchange
 from keras_dist_callbacks.run.engine.writer import Owner, Writer, shared_writer
 from keras_dist_callbacks.storage.storage import Storage
+
+_LONG_SECONDS = 60.0
 
 DIVERGENCE = "divergence"
 """The key of a divergence in what manifests and owner records say of a run; see `run/divergence.py`."""
@@ -372,11 +374,19 @@ class BackupEngine:
     def _delete_everything(self) -> None:
         progress_file().forget_backup(self.directory)  # killed meanwhile, it may or may not be there
         try:
+            self._store.leave_journal(self.chronicle.now(self.committed.step if self.committed else 0))
             self._store.delete_everything()
         except StorageError as error:
             self._note(f"the backup could not be deleted: {error}")
         else:
             self._report_backup(None)
+
+    @property
+    def summary(self) -> str:
+        """Where the time of this training has gone, in words; empty for a single short run, and but on the chief."""
+        journal = self.chronicle.now(self.committed.step if self.committed else 0)
+        is_long = journal.starts > 1 or sum(journal.totals().values()) >= _LONG_SECONDS
+        return journals.summary(journal) if is_long and self.cluster.is_chief else ""
 
     # --- in the background
 

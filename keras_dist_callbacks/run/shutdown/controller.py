@@ -174,6 +174,8 @@ class ShutdownController:
         if not preempted:
             raise KeyboardInterrupt(text)
         self._say(text + unless_restarted(". Start the job again to resume"))
+        if summary := self._engine.summary:
+            self._say(summary)
         self._signals.call_handler()
         raise Preempted(text)
 
