@@ -271,6 +271,42 @@ def rollback(
 
 
 @app.command(
+    epilog="Exit codes: 0 the training has finished, or with --once nothing is wrong; 1 it has stalled, or with --once "
+    "something is wrong; 2 wrong usage, or the directory cannot be read or holds no run."
+)
+def watch(
+    url: Url,
+    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Between two looks.")] = 10.0,
+    stale_after: Annotated[
+        float, typer.Option(min=1.0, metavar="SECONDS", help="Without a sign of life, a run counts as stalled.")
+    ] = 1800.0,
+    storage_options: Options = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Look once, and print JSON.")] = False,
+) -> None:
+    """Shows where a job is, how long it still takes, and what goes wrong; from the backup directory alone.
+
+    It reads, and never writes: start it anywhere, as often as you like. It ends with the run.
+    """
+    import time
+
+    from keras_dist_callbacks.cli import watching
+    from keras_dist_callbacks.cli.output import CANNOT, PROBLEM, fail, opened
+
+    with opened(url, storage_options, as_json) as target:
+        watcher = watching.Watch(target.store, stale_after)
+        if once or as_json:
+            look = watcher.look(time.time())
+            target.report(look, watching.show, problem=bool(look.troubles))
+        else:
+            look = watching.follow(lambda: watcher.look(time.time()), every, shown=sys.stdout.isatty())
+        if look.state == "nothing":
+            raise fail(f"{target.url}: no run has begun here; give the backup_dir of a run", CANNOT)
+        if look.state == "stalled":
+            raise typer.Exit(PROBLEM)
+
+
+@app.command(
     epilog="Exit codes: that of the script; 138 if the job should be started again; 2 if the script is not found.",
     context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": True},
 )
