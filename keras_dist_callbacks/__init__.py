@@ -25,6 +25,7 @@ _HOME = {
     "ConfigError": "keras_dist_callbacks.base.errors",
     "DamagedBackupError": "keras_dist_callbacks.base.errors",
     "Diverged": "keras_dist_callbacks.base.errors",
+    "Event": "keras_dist_callbacks.run.engine.events",
     "EpochDataset": "keras_dist_callbacks.callbacks.epoch_dataset",
     "FencedError": "keras_dist_callbacks.base.errors",
     "KdcError": "keras_dist_callbacks.base.errors",
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.options import ShutdownOptions as ShutdownOptions
     from keras_dist_callbacks.options import WriteOptions as WriteOptions
     from keras_dist_callbacks.run.checkpointer import Checkpointer as Checkpointer
+    from keras_dist_callbacks.run.engine.events import Event as Event
     from keras_dist_callbacks.run.load_backup import load_backup as load_backup
     from keras_dist_callbacks.run.shutdown.preemption_notice import aws_notice as aws_notice
     from keras_dist_callbacks.run.shutdown.preemption_notice import gce_notice as gce_notice

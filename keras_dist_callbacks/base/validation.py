@@ -209,6 +209,11 @@ def function(name: str, value: _Function, what: str = "a function") -> _Function
     return value
 
 
+def function_or_none(name: str, value: _Function | None) -> _Function | None:
+    """As `function`, or None."""
+    return None if value is None else function(name, value, "a function, or None")
+
+
 def instance(name: str, value: Any, kind: type[_T], *, also: str = "") -> _T:
     """Returns an object of a class.
 

@@ -6,7 +6,7 @@ import datetime
 import functools
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from keras_dist_callbacks.base import static
 from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.base.process_runs import next_name
 from keras_dist_callbacks.base.terminal import is_first, say, warn
-from keras_dist_callbacks.base.validation import check, path, verbosity
+from keras_dist_callbacks.base.validation import check, function_or_none, path, verbosity
 from keras_dist_callbacks.callbacks.model_checkpoint import note_rollback
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -38,6 +38,7 @@ from keras_dist_callbacks.rehearsal.plan import VARIABLE, Plan, plan_in_force
 from keras_dist_callbacks.run import resume_mode
 from keras_dist_callbacks.run.announcing import announce, reproducibility_advice
 from keras_dist_callbacks.run.engine.committer import KEPT_COMMITS, EngineOptions
+from keras_dist_callbacks.run.engine.events import Event
 from keras_dist_callbacks.run.engine.schedule import parse_retention, parse_save_freq
 from keras_dist_callbacks.run.engine.writer import shared_writer
 from keras_dist_callbacks.run.rehearsed_session import RehearsedSession
@@ -90,6 +91,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
             again. None: training goes on.
         reread_input: Read past epochs again, for an input whose own Python state (a generator of random numbers, a
             cursor) moves only by being read. With False their iterators are made, and next to nothing is read.
+        on_event: A function that is given an `Event` whenever something happens, on the chief, in a thread of its own.
+            What it raises is a warning.
         verbose: 1 prints one line at a restore, on the chief, and shows a bar on a terminal while an upload lasts for
             more than some seconds; 0 prints nothing.
         storage_options: Passed to the fsspec file system: credentials, endpoint, ...
@@ -122,6 +125,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         strict: bool | Literal["certain"] = False,
         on_nonfinite: Literal["stop"] | Rollback | None = None,
         reread_input: bool = False,
+        on_event: Callable[[Event], object] | None = None,
         verbose: int = 1,
         storage_options: Mapping[str, Any] | None = None,
         write_options: WriteOptions | None = None,
@@ -139,7 +143,9 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         self._policy = parse_save_freq(save_freq, max_overhead)
         write = group_of("write_options", write_options, WriteOptions)
         rules = parse_retention(max_to_keep, keep_every)
-        self._options = EngineOptions(double_checkpoint, self.verbose > 0, write, rules)
+        self._options = EngineOptions(
+            double_checkpoint, self.verbose > 0, write, rules, function_or_none("on_event", on_event)
+        )
         self.double_checkpoint = double_checkpoint
         self._shutdown = group_of("shutdown_options", shutdown_options, ShutdownOptions)
         self._plan, self._finished = plan_in_force(), 0

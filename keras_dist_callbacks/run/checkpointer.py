@@ -39,6 +39,7 @@ from keras_dist_callbacks.rehearsal.plan import plan_in_force
 from keras_dist_callbacks.run import resume_mode
 from keras_dist_callbacks.run.announcing import announce
 from keras_dist_callbacks.run.engine.committer import KEPT_COMMITS, EngineOptions
+from keras_dist_callbacks.run.engine.events import Event
 from keras_dist_callbacks.run.engine.schedule import parse_retention, parse_save_freq
 from keras_dist_callbacks.run.run import Run
 from keras_dist_callbacks.state.facts.script_facts import changes_of_run, describe_run
@@ -103,6 +104,7 @@ class Checkpointer(NotCopyable):
         keep_every: As in `BackupAndRestore`.
         strict: True turns a resume that is "not exact" into an error instead of a warning; `"certain"` one that is
             "exact if ..." too, which every resume of a loop of your own is.
+        on_event: As in `BackupAndRestore`.
         verbose: As in `BackupAndRestore`: 0 prints nothing.
         storage_options: Passed to the fsspec file system.
         write_options: As in `BackupAndRestore`.
@@ -137,6 +139,7 @@ class Checkpointer(NotCopyable):
         max_to_keep: int = KEPT_COMMITS,
         keep_every: int | datetime.timedelta | None = None,
         strict: bool | Literal["certain"] = False,
+        on_event: Callable[[Event], object] | None = None,
         verbose: int = 1,
         storage_options: Mapping[str, Any] | None = None,
         write_options: WriteOptions | None = None,
@@ -157,7 +160,10 @@ class Checkpointer(NotCopyable):
             cluster,
             next_name("loop"),
             parse_save_freq(save_freq, max_overhead),
-            EngineOptions(double_checkpoint, verbose > 0, write, parse_retention(max_to_keep, keep_every)),
+            EngineOptions(
+                *(double_checkpoint, verbose > 0, write, parse_retention(max_to_keep, keep_every)),
+                validation.function_or_none("on_event", on_event),
+            ),
             shutdown,
             functools.partial(self._say, level=logging.WARNING),
             is_alive=_is_alive(self),

@@ -123,6 +123,7 @@ class Run:
             not_finite=self.engine.not_finite,
         )
         require(self.restored, self._strict)
+        self.engine.events.happened("resumed", position, self.restored.verdict)
         self.earlier += carried(self.restored, without=without)
         return self.restored
 

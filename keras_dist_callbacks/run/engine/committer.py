@@ -29,6 +29,7 @@ from keras_dist_callbacks.base.errors import ConfigError, StorageError
 from keras_dist_callbacks.base.terminal import data_size, uploads
 from keras_dist_callbacks.options import WriteOptions
 from keras_dist_callbacks.run.engine.background import gc_paused
+from keras_dist_callbacks.run.engine.events import OnEvent
 from keras_dist_callbacks.run.engine.worker_exchange import LocalState, WorkerStateExchange
 
 
@@ -41,6 +42,7 @@ class EngineOptions:
         progress: Print what happens, and show long uploads on a terminal.
         write: The options of writing.
         rules: Which backups stay when newer ones are there.
+        on_event: Is given what happens; None: nobody asks.
 
     Raises:
         ConfigError: A value is wrong.
@@ -50,9 +52,10 @@ class EngineOptions:
     progress: bool = False
     write: WriteOptions = field(default_factory=WriteOptions)
     rules: Rules = field(default_factory=lambda: Rules(max_to_keep=KEPT_COMMITS))
+    on_event: OnEvent | None = None
 
     def __post_init__(self) -> None:
-        validation.check_fields(self, but={"write", "rules"})
+        validation.check_fields(self, but={"write", "rules", "on_event"})
         if self.double_checkpoint and self.rules.max_to_keep == 1:
             raise ConfigError(
                 "max_to_keep=1: double_checkpoint=True is about two successive backups; give max_to_keep 2 or more"

@@ -7,12 +7,14 @@ import dataclasses
 import functools
 import platform
 import queue
+import time
 from collections.abc import Callable, Mapping
 from typing import Self
 
 import msgspec
 
 from keras_dist_callbacks.backups import journal as journals
+from keras_dist_callbacks.backups.finite import in_words
 from keras_dist_callbacks.backups.journal import JOURNAL, Journal
 from keras_dist_callbacks.backups.owner_records import OwnerRecord
 from keras_dist_callbacks.backups.reading import Allocate
@@ -28,6 +30,7 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.options import ASSUMED_SAVE_SECONDS
 from keras_dist_callbacks.run.engine.chronicle import Chronicle
 from keras_dist_callbacks.run.engine.committer import Committer, EngineOptions
+from keras_dist_callbacks.run.engine.events import Events
 from keras_dist_callbacks.run.engine.skipped_saves import SkippedSaves
 from keras_dist_callbacks.run.engine.worker_exchange import WorkerStateExchange
 from keras_dist_callbacks.run.engine.writer import Owner, Writer, shared_writer
@@ -46,6 +49,7 @@ class BackupEngine:
         cluster: Who takes part.
         fenced: Why this run does not own the directory any more; None as long as that is not known.
         rolled_back_from: As in `Restored`, of what was picked; as `not_finite`.
+        events: Tells what happens.
         chronicle: What this run and those before it have done with their time.
         divergence: What is known of a divergence in the past of this training, as a manifest holds it.
     """
@@ -70,6 +74,7 @@ class BackupEngine:
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()  # what happened in the background
         self.fenced: FencedError | None = None
         self.chronicle = Chronicle()
+        self.events = Events(options.on_event if cluster.is_chief else None, self._note)
         self._past: JSON = {}  # the journal of the processes before
         self.rolled_back_from, self.not_finite = "", ()
         self.divergence: JSON = None
@@ -206,6 +211,10 @@ class BackupEngine:
         taken = self.cluster.on_chief(lambda: self._store.claim(described, by), "claiming the backup directory")
         self._store.generation = int(self.cluster.broadcast(taken, "generation", kind=int))
         self.chronicle.begin(self._past, self._store.generation, self.committed.step if self.committed else 0)
+        self.events.attempt = self._store.generation
+        self.events.happened("attempt_started", self.committed)
+        if self.rolled_back_from:
+            self.events.happened("rolled_back", self.committed, f"from {self.rolled_back_from}")
         return self._store.generation
 
     # --- while training
@@ -253,6 +262,7 @@ class BackupEngine:
         """On the chief: a backup that is due every so many steps waits for the one that is being written."""
         if self.cluster.is_chief and (note := self._skipped.record_late(step, every)) is not None:
             self._note(note)
+            self.events.happened("backup_skipped", self.committed, note)
 
     def poll(self) -> None:
         """Lets what happened in the background surface: failures are raised, notes become warnings."""
@@ -318,6 +328,7 @@ class BackupEngine:
             text, goes_on, position = act(BackupStore(self._store.storage))
             if goes_on:
                 self._report_backup(position)
+                self.events.happened("rolled_back", position, text)
             return text, goes_on
 
         found = self.cluster.on_chief(roll_back, "rolling back", self.cluster.patience)
@@ -391,6 +402,7 @@ class BackupEngine:
     # --- in the background
 
     def _write(self, save: int, snapshot: Snapshot, journal: Journal) -> None:
+        began, was_finite = time.monotonic(), not self._committer.not_finite
         try:
             self._committer.commit(save, snapshot, journal)
         except FencedError as error:
@@ -405,6 +417,10 @@ class BackupEngine:
             self._failed = 0
             self._skipped.record_commit()
             self._report_backup(snapshot.position)
+            size, seconds = self._committer.state_bytes, time.monotonic() - began
+            self.events.happened("backup_saved", snapshot.position, seconds=seconds, size=size)
+            if was_finite and self._committer.not_finite:
+                self.events.happened("nonfinite", snapshot.position, in_words(self._committer.not_finite))
 
     def _deliver(self, save: int, snapshot: Snapshot) -> None:
         """On another worker than the chief, which writes."""
@@ -424,6 +440,7 @@ class BackupEngine:
     def _note_failure(self, position: Position, error: Exception) -> None:
         """A save has failed, in whichever thread; raises where it is one too many."""
         self._failed += 1
+        self.events.happened("backup_failed", position, str(error))
         limit = self._options.write.max_failed_saves
         if limit is not None and self._failed >= limit:
             raise BackupError(f"{self._failed} backups failed in a row, the last one: {error}") from error

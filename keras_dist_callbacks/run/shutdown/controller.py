@@ -305,6 +305,8 @@ class ShutdownController:
         if self._phase not in _OPEN or not self._is_here:
             return
         exits = self._phase is _Phase.EXITING
+        self._engine.events.happened("attempt_ended", self._engine.committed, self._engine.chronicle.end)
+        self._engine.events.close()
         self._phase = _Phase.EXITED if exits else _Phase.CLOSED
         peer_monitor.end(self._on_loss)
         if self in shared(StoppableRuns).open:
@@ -335,9 +337,11 @@ class ShutdownController:
 
     def _on_request(self, request: StopRequest) -> None:
         if request.kind == PREEMPTED and self._phase in _LISTENING:
+            self._engine.events.happened("preemption_requested", message=request.why)
             self._watchdog.start(request.seconds)
 
     def _on_loss(self) -> None:
+        self._engine.events.happened("worker_lost", message=messaging.lost() or "")
         if self._engine.is_alive:  # an exception may have ended it unnoticed
             self._end_soon()
 
