@@ -306,6 +306,27 @@ def watch(
             raise typer.Exit(PROBLEM)
 
 
+@app.command(epilog=_EXIT_CODES)
+def report(
+    url: Url,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("report.html"),
+    storage_options: Options = None,
+    as_json: Json = False,
+) -> None:
+    """Writes one HTML file that shows a whole training: when it ran, what was repeated, its curves, its processes.
+
+    It loads nothing from elsewhere. The pictures are drawn by matplotlib (the extra `plot`).
+    """
+    from keras_dist_callbacks.backups import journal
+    from keras_dist_callbacks.cli import reporting
+    from keras_dist_callbacks.cli.output import opened
+
+    with opened(url, storage_options, as_json) as target:
+        found = reporting.gather(target.store)
+        out.write_text(reporting.page_of(found), encoding="utf-8")
+        target.report(reporting.Written(str(out), journal.summary(found.journal)), reporting.show)
+
+
 @app.command(
     epilog="Exit codes: that of the script; 138 if the job should be started again; 2 if the script is not found.",
     context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": True},

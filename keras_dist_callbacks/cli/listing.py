@@ -188,7 +188,7 @@ def _commit_row(entry: Entry, often: Mapping[str, int]) -> CommitRow:
     if manifest is None:
         return row
     created = created_at(manifest)
-    outcome = _verdict_of_manifest(manifest)
+    outcome = verdict_of(manifest)
     return dataclasses.replace(
         row,
         **dataclasses.asdict(dataclasses.replace(manifest.position, epoch=formatting.epoch(manifest.position))),
@@ -214,8 +214,8 @@ def checkpoint_row(checkpoint: Checkpoint, standing: Standing) -> CheckpointRow:
     return row
 
 
-def _verdict_of_manifest(manifest: Manifest) -> verdict.Verdict:
-    """Why no continuation of a commit can be exact, and on what it depends; another run may change more."""
+def verdict_of(manifest: Manifest) -> verdict.Verdict:
+    """Returns why no continuation of a commit can be exact, and on what it depends; another run may change more."""
     states = (manifest.complete_record(worker).state for worker in range(len(manifest.workers)))
     held = (verdict.found_in(WorkerState(manifest.position, {}, state, manifest.info)) for state in states)
     return verdict.Verdict(tuple(dict.fromkeys(itertools.chain.from_iterable(held))))
