@@ -49,6 +49,7 @@ _HOME = {
     "load_backup": "keras_dist_callbacks.run.load_backup",
     "make_or_restore_model": "keras_dist_callbacks.checkpoints.restore",
     "make_strategy": "keras_dist_callbacks.cluster.strategy",
+    "plot_lr": "keras_dist_callbacks.callbacks.plot_lr",
     "restartable": "keras_dist_callbacks.launch.restart",
     "restored_from": "keras_dist_callbacks.checkpoints.restore",
     "rollback": "keras_dist_callbacks.cli.rollback",
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.callbacks.chief_only import ChiefOnly as ChiefOnly
     from keras_dist_callbacks.callbacks.epoch_dataset import EpochDataset as EpochDataset
     from keras_dist_callbacks.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
+    from keras_dist_callbacks.callbacks.plot_lr import plot_lr as plot_lr
     from keras_dist_callbacks.callbacks.print_lr import PrintLR as PrintLR
     from keras_dist_callbacks.callbacks.tensorboard import TensorBoard as TensorBoard
     from keras_dist_callbacks.checkpoints.restore import best_checkpoint as best_checkpoint

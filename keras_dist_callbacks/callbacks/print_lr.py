@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import keras
@@ -38,16 +39,24 @@ class PrintLR(RebuiltOnCopy, keras.callbacks.Callback):
             Defaults to `"epoch"`.
         log_to_tensorboard: Whether to write the rate to the `keras_dist_callbacks.TensorBoard` of the same
             `fit()` too, as `learning_rate` over epochs or steps. Defaults to False.
+        print_fn: Is given each line instead of the terminal, as in `model.summary()`. Defaults to None.
 
     Raises:
         ConfigError: An argument is wrong.
     """
 
-    def __init__(self, freq: Literal["epoch"] | int = "epoch", *, log_to_tensorboard: bool = False) -> None:
+    def __init__(
+        self,
+        freq: Literal["epoch"] | int = "epoch",
+        *,
+        log_to_tensorboard: bool = False,
+        print_fn: Callable[[str], Any] | None = None,
+    ) -> None:
         enable_for_cluster()
         super().__init__()
         self.freq = validation.check("freq", freq, Literal["epoch"] | validation.number_of("steps", 1))
         self.log_to_tensorboard = validation.check("log_to_tensorboard", log_to_tensorboard, bool)
+        self.print_fn = validation.function_or_none("print_fn", print_fn)
         self._active = True
         self._finished_steps = 0
         self._last_batch = -1
@@ -122,7 +131,11 @@ class PrintLR(RebuiltOnCopy, keras.callbacks.Callback):
             end = last.get(name, rate)
             text = f"{rate:.6g}" if end == rate else f"{rate:.6g} to {end:.6g}"
             parts.append(f"{name} {text}".strip())
-        say(f"{when}: learning rate {', '.join(parts)}", after_bar=True)
+        text = f"{when}: learning rate {', '.join(parts)}"
+        if self.print_fn is None:
+            say(text, after_bar=True)
+        else:
+            self.print_fn(text)
         board = active_tensorboard(self.model) if self.log_to_tensorboard else None
         if board is not None:
             for name, rate in first.items():

@@ -282,6 +282,9 @@ def watch(
         float, typer.Option(min=1.0, metavar="SECONDS", help="Without a sign of life, a run counts as stalled.")
     ] = 1800.0,
     storage_options: Options = None,
+    openmetrics: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write metrics for Prometheus into a file, with each look.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Look once, and print JSON.")] = False,
 ) -> None:
     """Shows where a job is, how long it still takes, and what goes wrong; from the backup directory alone.
@@ -290,16 +293,24 @@ def watch(
     """
     import time
 
-    from keras_dist_callbacks.cli import watching
+    from keras_dist_callbacks.cli import metrics, watching
     from keras_dist_callbacks.cli.output import CANNOT, PROBLEM, fail, opened
 
     with opened(url, storage_options, as_json) as target:
         watcher = watching.Watch(target.store, stale_after)
+
+        def look_now() -> watching.Look:
+            now = time.time()
+            seen = watcher.look(now)
+            if openmetrics is not None:
+                metrics.write(seen, openmetrics, now)
+            return seen
+
         if once or as_json:
-            look = watcher.look(time.time())
+            look = look_now()
             target.report(look, watching.show, problem=bool(look.troubles))
         else:
-            look = watching.follow(lambda: watcher.look(time.time()), every, shown=sys.stdout.isatty())
+            look = watching.follow(look_now, every, shown=sys.stdout.isatty())
         if look.state == "nothing":
             raise fail(f"{target.url}: no run has begun here; give the backup_dir of a run", CANNOT)
         if look.state == "stalled":

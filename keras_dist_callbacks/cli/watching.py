@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rich.console import Console
@@ -57,9 +57,10 @@ class Look:
         backup_bytes: What that refers to.
         steps_at_risk: What a kill would cost now, estimated from the pace.
         starts: How many processes there were.
-        ends: How the last of them have ended, the newest last; empty for a kill, and for the one that runs.
+        ends: How the last hundred of them have ended, the newest last; empty for a kill, and for the one that runs.
         goodput: The share of training in all time so far; None if that is not known.
         summary: Where the time has gone, in words.
+        seconds: Of all time so far, by category.
         loss: That of each epoch.
         notes: What the newest backup says of itself: not finite, not exact.
         troubles: What goes wrong.
@@ -80,6 +81,7 @@ class Look:
     ends: tuple[str, ...] = ()
     goodput: float | None = None
     summary: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
     loss: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
     troubles: tuple[Trouble, ...] = ()
@@ -171,9 +173,10 @@ def _of_journal(look: Look, journal: Journal) -> Look:
     return dataclasses.replace(
         look,
         starts=journal.starts,
-        ends=tuple(one.end for one in journal.attempts[-10:]),
+        ends=tuple(one.end for one in journal.attempts),
         goodput=totals.get("training", 0.0) / whole if whole else None,
         summary=journals.summary(journal) if whole else "",
+        seconds=totals,
     )
 
 
@@ -239,7 +242,7 @@ def facts(look: Look) -> Iterator[tuple[str, str]]:
     if look.summary:
         yield "time so far", look.summary
     if any(look.ends[:-1]):
-        yield "ends", ", ".join(end or "killed" for end in look.ends[:-1])
+        yield "ends", ", ".join(end or "killed" for end in look.ends[-11:-1])
     if look.loss:
         yield "loss", f"{sparkline(look.loss)} {look.loss[-1]:.4g}"
 
