@@ -28,7 +28,7 @@ from keras_dist_callbacks.base.terminal import data_size, duration
 from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.cli.formatting import Page
 
-State = Literal["nothing", "starting", "running", "stalled", "finished"]
+State = Literal["nothing", "starting", "running", "not running", "stalled", "finished"]
 Trouble = Literal["stalled", "restart storm", "no progress between restarts", "backups failing"]
 
 STALE_SECONDS = 1800.0
@@ -46,7 +46,9 @@ class Look:
 
     Attributes:
         url: The directory, without credentials.
-        state: `"nothing"`: no run has begun here; `"starting"`: one has, and has saved nothing yet.
+        state: `"nothing"`: no run has begun here; `"starting"`: one has, and has saved nothing yet;
+            `"not running"`: its process has ended, which only its own machine knows; elsewhere it is `"running"` until
+            it is `"stalled"`.
         position: Where the newest backup was taken, in words.
         step: Batches trained then.
         epoch: The running epoch, counted from 1.
@@ -122,7 +124,7 @@ class Watch:
             journal = journals.continued([], claims)
             began = claims[-1][1].claimed
             troubles = _troubles(journal, now, now - began > self._stale, is_late=False)
-            state: State = "stalled" if "stalled" in troubles else "starting"
+            state: State = "stalled" if troubles[:1] == ("stalled",) else _running(claims, "starting")
             return Look(url, state, starts=journal.starts, troubles=troubles)
         left = store.journals()
         if not left:
@@ -150,7 +152,7 @@ def _described(
     troubles = () if manifest.done else _troubles(journal, now, is_silent, is_late=is_late)
     look = Look(
         url,
-        "finished" if manifest.done else "stalled" if is_silent else "running",
+        "finished" if manifest.done else "stalled" if is_silent else _running(claims, "running"),
         formatting.position(position),
         position.step,
         formatting.epoch(position),
@@ -165,6 +167,11 @@ def _described(
         troubles=troubles,
     )
     return _of_journal(look, journal)
+
+
+def _running(claims: Sequence[tuple[int, OwnerRecord]], otherwise: State) -> State:
+    runs = [owner for _, owner in claims if not owner.is_of_rollback]
+    return "not running" if runs and runs[-1].has_ended else otherwise
 
 
 def _of_journal(look: Look, journal: Journal) -> Look:
