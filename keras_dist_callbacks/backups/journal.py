@@ -126,13 +126,18 @@ def continued(found: Iterable[JSON], claims: Iterable[tuple[int, OwnerRecord]]) 
         claims: The owner records in the directory: what they claimed it for, and died before a backup, is added.
     """
     journals = [validation.convert(one, Journal) for one in found if one is not None]
-    journal = max(journals, key=lambda one: one.newest.generation if one.newest else 0, default=Journal())
+    journal = max(journals, key=_knowledge, default=Journal())
     for generation, owner in sorted(claims):
         newest = journal.newest
         if not owner.is_of_rollback and (newest is None or generation > newest.generation):
             step = 0 if newest is None else newest.step
             journal = journal.with_attempt(Attempt(generation, owner.claimed, step, step))
     return journal
+
+
+def _knowledge(journal: Journal) -> tuple[float, ...]:
+    newest = journal.newest
+    return () if newest is None else (newest.generation, newest.heard)
 
 
 def seconds_of(attempts: Sequence[Attempt], *, whole_last: bool = True) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from pathlib import Path
 
@@ -10,16 +9,9 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.backups.snapshot import Position
-from tests.support import ROOT
-from tests.support.cli_backups import begin, commit, kdc, kdc_json
+from tests.support.cli_backups import begin, commands_of, commit, kdc, kdc_json
 
-PAGE = (ROOT / "docs/going_back.md").read_text(encoding="utf-8")
-COMMANDS = [
-    line.partition("#")[0].strip()
-    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    for line in block.splitlines()
-    if not language
-]
+COMMANDS = commands_of("going_back.md")
 NEWEST = {
     "kdc rollback runs/backup --before-step 40 --dry-run": "1-6",
     "kdc rollback runs/backup --to 1-3": "1-3",
