@@ -31,6 +31,7 @@ from keras_dist_callbacks.launch.worker_output import WorkerOutput
 from keras_dist_callbacks.storage import temporary
 
 _CANNOT_START = 2
+_CAUSES = 10  # that are named at the end
 _TICK_SECONDS = 0.5
 _ABORT_SECONDS = 5.0
 _UNREPORTED_SECONDS = 60.0  # after which a worker is taken to train, if it reports no step
@@ -140,12 +141,17 @@ class Launcher:
     def run(self) -> int:
         """Runs the job; returns the exit code."""
         attempt = 0
+        causes: list[str] = []
         while True:
             run = self._run(attempt)
             decision = self._decide(run)
             if decision.delay is None:
+                if causes:
+                    how = ", ".join(causes)
+                    _say(f"ended with code {decision.code} after {attempt + 1} starts; before that by {how}")
                 return decision.code
             attempt += 1
+            causes = [*causes, run.failure.kind][-_CAUSES:] if run.failure is not None else causes
             self._before = run.told
             self._report_restart(run, attempt, decision.delay)
             self._wait(decision.delay)

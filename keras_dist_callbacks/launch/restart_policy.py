@@ -47,6 +47,12 @@ class WorkerEnd:
         """The exit code that a shell reports: 128 + n for a signal."""
         return self.returncode if self.returncode >= 0 else 128 - self.returncode
 
+    @property
+    def kind(self) -> str:
+        """What ended it, in a word or two."""
+        number = self.signal
+        return "a hang" if self.hang else f"code {self.returncode}" if number is None else _signal_name(number)
+
     def __str__(self) -> str:
         return f"worker {self.worker} {self.hang or self._cause}{_place(self.report)}"
 
@@ -113,7 +119,8 @@ class RestartPolicy:
             return Decision(None, first.code, "there is no restart, because --max-restarts is 0")
         if self._in_a_row >= self._max_restarts:
             count = f"{self._in_a_row} restart(s) in a row"
-            return Decision(None, _USED_UP, f"restarting does not help: {count} left no newer backup")
+            back = "`kdc rollback` lets it continue from an older one, if there is one"
+            return Decision(None, _USED_UP, f"restarting does not help: {count} left no newer backup; {back}")
         if self._times_lost > self._max_restarts:
             why = f"{self._times_lost} times it came to the same end without a backup, and began again"
             return Decision(None, _USED_UP, f"restarting does not help: {why}")
