@@ -29,12 +29,14 @@ PUBLIC = {
         "strict",
         "on_nonfinite",
         "reread_input",
+        "on_event",
         "verbose",
         *GROUPS,
     ],
     "Checkpointer": [
         *["backup_dir", "model", "optimizer", "metrics", "variables", "state"],
-        *["save_freq", "max_overhead", "double_checkpoint", "delete_checkpoint", *KEPT, "strict", "verbose", *GROUPS],
+        *["save_freq", "max_overhead", "double_checkpoint", "delete_checkpoint", *KEPT, "strict", "on_event"],
+        *["verbose", *GROUPS],
     ],
     "ModelCheckpoint": [
         *[*KERAS, "max_to_keep", "keep_best", "keep_every", "start_from_epoch"],

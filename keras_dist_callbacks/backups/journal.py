@@ -29,7 +29,7 @@ _TRAINING: Category = "training"
 Seconds = dict[str, Annotated[float, msgspec.Meta(ge=0)]]
 
 
-class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
+class AttemptRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """A process of a training.
 
     Attributes:
@@ -69,13 +69,13 @@ class Journal(msgspec.Struct, frozen=True, omit_defaults=True):
         repeated: Steps that those before have trained in vain, as far as that is known.
     """
 
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[AttemptRecord, ...] = ()
     older: Count = 0
     began: float | None = None
     seconds: Seconds = {}
     repeated: Count = 0
 
-    def with_attempt(self, attempt: Attempt) -> Journal:
+    def with_attempt(self, attempt: AttemptRecord) -> Journal:
         """Returns it with a newer record of the newest attempt, or with a new one."""
         others = tuple(one for one in self.attempts if one.generation != attempt.generation)
         return msgspec.structs.replace(self, attempts=(*others, attempt))._bounded()
@@ -95,7 +95,7 @@ class Journal(msgspec.Struct, frozen=True, omit_defaults=True):
         return found
 
     @property
-    def newest(self) -> Attempt | None:
+    def newest(self) -> AttemptRecord | None:
         """The newest attempt."""
         return self.attempts[-1] if self.attempts else None
 
@@ -131,7 +131,7 @@ def continued(found: Iterable[JSON], claims: Iterable[tuple[int, OwnerRecord]]) 
         newest = journal.newest
         if not owner.is_of_rollback and (newest is None or generation > newest.generation):
             step = 0 if newest is None else newest.step
-            journal = journal.with_attempt(Attempt(generation, owner.claimed, step, step))
+            journal = journal.with_attempt(AttemptRecord(generation, owner.claimed, step, step))
     return journal
 
 
@@ -140,7 +140,7 @@ def _knowledge(journal: Journal) -> tuple[float, ...]:
     return () if newest is None else (newest.generation, newest.heard)
 
 
-def seconds_of(attempts: Sequence[Attempt], *, whole_last: bool = True) -> dict[str, float]:
+def seconds_of(attempts: Sequence[AttemptRecord], *, whole_last: bool = True) -> dict[str, float]:
     """Returns seconds by category of several attempts in a row, and of the gaps between them.
 
     Args:
@@ -170,7 +170,7 @@ def seconds_of(attempts: Sequence[Attempt], *, whole_last: bool = True) -> dict[
     return {category: seconds for category, seconds in found.items() if seconds}
 
 
-def repeated_steps(attempts: Sequence[Attempt]) -> int:
+def repeated_steps(attempts: Sequence[AttemptRecord]) -> int:
     """Returns how many steps each attempt but the last has trained that a later one trains again."""
     found = 0
     for place, one in enumerate(attempts[:-1]):
@@ -179,12 +179,12 @@ def repeated_steps(attempts: Sequence[Attempt]) -> int:
     return found
 
 
-def _kept(one: Attempt, later: Iterable[Attempt]) -> int:
+def _kept(one: AttemptRecord, later: Iterable[AttemptRecord]) -> int:
     """Up to which step what an attempt has trained was not trained again."""
     return min([one.step, *(other.first for other in later)])
 
 
-def _useful(one: Attempt, later: Sequence[Attempt]) -> float:
+def _useful(one: AttemptRecord, later: Sequence[AttemptRecord]) -> float:
     """Which part of the steps of an attempt was not trained again later."""
     steps = one.step - one.first
     return 1.0 if steps <= 0 else max(0, _kept(one, later) - one.first) / steps

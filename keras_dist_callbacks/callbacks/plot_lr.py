@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import keras
+import msgspec
 import numpy as np
 
 from keras_dist_callbacks.base import validation
@@ -13,6 +14,10 @@ from keras_dist_callbacks.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+_MOST_STEPS = 1_000_000
+_RATE = Annotated[float, msgspec.Meta(ge=0, le=1e9, description="a learning rate of 0 or more")]
 
 
 def plot_lr(
@@ -34,9 +39,9 @@ def plot_lr(
         ```
 
     Args:
-        schedule_or_callbacks: A `LearningRateSchedule`, or a number; a `LearningRateScheduler`, or a list of callbacks
-            in which one is.
-        steps: How many steps are drawn.
+        schedule_or_callbacks: A `LearningRateSchedule`; a `LearningRateScheduler`, or a list of callbacks in which one
+            is.
+        steps: How many steps are drawn, up to a million.
         steps_per_epoch: Batches of an epoch, where callbacks set the rate of each.
         initial: The rate that callbacks begin with. Defaults to 0.001, as of Keras' Adam.
         ax: Where to draw. Defaults to a new figure.
@@ -48,7 +53,10 @@ def plot_lr(
         ConfigError: An argument is wrong, no callback sets a rate that is known beforehand, or matplotlib is not
             installed.
     """
-    steps = validation.check("steps", steps, validation.number_of("steps", 1))
+    steps = validation.check("steps", steps, validation.number_of("steps", 1, _MOST_STEPS))
+    initial = validation.check("initial", initial, _RATE)
+    if ax is not None and not hasattr(ax, "plot"):
+        raise validation.invalid_argument("ax", ax, "matplotlib's axes, or None")
     rates = _rates(schedule_or_callbacks, steps, steps_per_epoch, initial)
     if ax is None:
         ax = _new_axes()
@@ -62,14 +70,12 @@ def plot_lr(
 def _rates(given: Any, steps: int, steps_per_epoch: int | None, initial: float) -> list[float]:
     if isinstance(given, keras.optimizers.schedules.LearningRateSchedule):
         return [float(np.asarray(given(step))) for step in range(steps)]
-    if isinstance(given, int | float):
-        return [float(given)] * steps
     callbacks = list(given) if isinstance(given, Sequence) else [given]
     schedulers = [one for one in callbacks if isinstance(one, keras.callbacks.LearningRateScheduler)]
     if not schedulers:
         raise ConfigError(
             "schedule_or_callbacks: nothing in it sets a learning rate that is known before training: give a "
-            "LearningRateSchedule, a number, or callbacks with a LearningRateScheduler"
+            "LearningRateSchedule, or callbacks with a LearningRateScheduler"
         )
     if steps_per_epoch is None:
         raise ConfigError("steps_per_epoch is needed where a callback sets the rate of each epoch")

@@ -299,7 +299,7 @@ def watch(
     with opened(url, storage_options, as_json) as target:
         watcher = watching.Watch(target.store, stale_after)
 
-        def look_now() -> watching.Look:
+        def look_now() -> watching.JobView:
             now = time.time()
             seen = watcher.look(now)
             if openmetrics is not None:

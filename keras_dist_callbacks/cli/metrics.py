@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from keras_dist_callbacks.base.errors import ConfigError
-from keras_dist_callbacks.cli.watching import Look
+from keras_dist_callbacks.cli.watching import JobView
 
 
-def write(look: Look, file: Path, now: float) -> None:
+def write(look: JobView, file: Path, now: float) -> None:
     """Replaces the file by what was seen.
 
     Args:
@@ -34,7 +34,7 @@ def write(look: Look, file: Path, now: float) -> None:
 
 
 class _Families:
-    def __init__(self, look: Look, now: float) -> None:
+    def __init__(self, look: JobView, now: float) -> None:
         self._look, self._now = look, now
 
     def collect(self) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from keras_dist_callbacks.backups import journal as journals
-from keras_dist_callbacks.backups.journal import JOURNAL, WORDS, Attempt, Journal
+from keras_dist_callbacks.backups.journal import JOURNAL, WORDS, AttemptRecord, Journal
 from keras_dist_callbacks.backups.snapshot import Manifest
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.base.errors import ConfigError
@@ -127,11 +127,11 @@ def page_of(report: Report) -> str:
 _HEADERS = ("start", "began (UTC)", "ran for", "steps", "ended", "not counted")
 
 
-def _numbered(journal: Journal) -> Iterator[tuple[int, Attempt]]:
+def _numbered(journal: Journal) -> Iterator[tuple[int, AttemptRecord]]:
     return enumerate(journal.attempts, start=journal.older + 1)
 
 
-def _row(numbered: tuple[int, Attempt]) -> tuple[str, ...]:
+def _row(numbered: tuple[int, AttemptRecord]) -> tuple[str, ...]:
     number, one = numbered
     began = datetime.datetime.fromtimestamp(one.began, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
     unheard = "" if one.after is None else f"{duration(one.after)} unsaved"

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_dist_callbacks.backups import journal as journals
-from keras_dist_callbacks.backups.journal import JOURNAL, Attempt, Journal
+from keras_dist_callbacks.backups.journal import JOURNAL, AttemptRecord, Journal
 from keras_dist_callbacks.backups.owner_records import OwnerRecord
 from keras_dist_callbacks.backups.snapshot import Manifest
 from keras_dist_callbacks.backups.store import BackupStore
@@ -41,7 +41,7 @@ _CURVE = 40  # values
 
 
 @dataclass(frozen=True)
-class Look:
+class JobView:
     """What `kdc watch` shows.
 
     Attributes:
@@ -101,7 +101,7 @@ class Watch:
         self._storage, self._stale = store.storage, stale
         self._newest: Manifest | None = None
 
-    def look(self, now: float) -> Look:
+    def look(self, now: float) -> JobView:
         """Returns what there is to see.
 
         Args:
@@ -118,25 +118,25 @@ class Watch:
         journal = journals.continued([manifest.info.get(JOURNAL)], claims)
         return _described(url, manifest, journal, claims, now, self._stale)
 
-    def _without_backup(self, store: BackupStore, claims: Sequence[tuple[int, OwnerRecord]], now: float) -> Look:
+    def _without_backup(self, store: BackupStore, claims: Sequence[tuple[int, OwnerRecord]], now: float) -> JobView:
         url = self._storage.display()
         if claims:
             journal = journals.continued([], claims)
             began = claims[-1][1].claimed
             troubles = _troubles(journal, now, now - began > self._stale, is_late=False)
             state: State = "stalled" if troubles[:1] == ("stalled",) else _running(claims, "starting")
-            return Look(url, state, starts=journal.starts, troubles=troubles)
+            return JobView(url, state, starts=journal.starts, troubles=troubles)
         left = store.journals()
         if not left:
-            return Look(url, "nothing")
+            return JobView(url, "nothing")
         journal = store.left_journal(left[-1])
         last = journal.attempts[-1]
-        return dataclasses.replace(_of_journal(Look(url, "finished", step=last.step), journal), position="the end")
+        return dataclasses.replace(_of_journal(JobView(url, "finished", step=last.step), journal), position="the end")
 
 
 def _described(
     url: str, manifest: Manifest, journal: Journal, claims: Sequence[tuple[int, OwnerRecord]], now: float, stale: float
-) -> Look:
+) -> JobView:
     state, position = manifest.workers[0].state, manifest.position
     created = float(manifest.info.get("created") or now)
     age = max(0.0, now - created)
@@ -150,7 +150,7 @@ def _described(
     seen = None if own is None else (own.heard - own.began) / max(1, manifest.id.sequence)  # between two backups
     is_late = not manifest.done and seen is not None and age > _MISSED * max(seen, 60.0)
     troubles = () if manifest.done else _troubles(journal, now, is_silent, is_late=is_late)
-    look = Look(
+    look = JobView(
         url,
         "finished" if manifest.done else "stalled" if is_silent else _running(claims, "running"),
         formatting.position(position),
@@ -174,7 +174,7 @@ def _running(claims: Sequence[tuple[int, OwnerRecord]], otherwise: State) -> Sta
     return "not running" if runs and runs[-1].has_ended else otherwise
 
 
-def _of_journal(look: Look, journal: Journal) -> Look:
+def _of_journal(look: JobView, journal: Journal) -> JobView:
     totals = journal.totals()
     whole = sum(totals.values())
     return dataclasses.replace(
@@ -187,7 +187,7 @@ def _of_journal(look: Look, journal: Journal) -> Look:
     )
 
 
-def _paces(own: Attempt | None) -> tuple[float | None, float | None]:
+def _paces(own: AttemptRecord | None) -> tuple[float | None, float | None]:
     """Steps per second while a process trains, and with what it does between."""
     if own is None or own.step <= own.first or not own.seconds.get("training"):
         return None, None
@@ -232,7 +232,7 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(_BARS[round((value - low) * scale)] if math.isfinite(value) else " " for value in values)
 
 
-def facts(look: Look) -> Iterator[tuple[str, str]]:
+def facts(look: JobView) -> Iterator[tuple[str, str]]:
     """Names, and what there is to say of each."""
     yield "state", look.state
     if look.position:
@@ -254,7 +254,7 @@ def facts(look: Look) -> Iterator[tuple[str, str]]:
         yield "loss", f"{sparkline(look.loss)} {look.loss[-1]:.4g}"
 
 
-def show(page: Page, look: Look) -> None:
+def show(page: Page, look: JobView) -> None:
     """Prints one look."""
     page.line(look.url, "bold")
     page.facts(facts(look))
@@ -262,7 +262,7 @@ def show(page: Page, look: Look) -> None:
     page.notes((("trouble", trouble) for trouble in look.troubles), "bold red")
 
 
-def follow(watch: Callable[[], Look], every: float, *, shown: bool) -> Look:
+def follow(watch: Callable[[], JobView], every: float, *, shown: bool) -> JobView:
     """Looks until the run has ended or stalled, and shows what there is: a screen, or a line for each change.
 
     Args:
@@ -295,7 +295,7 @@ class _Lines:
         sys.stdout.flush()
 
 
-def _screen(look: Look) -> Table:
+def _screen(look: JobView) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=True)
     grid.add_column(style="dim", no_wrap=True)
     grid.add_row(Text(look.url, style="bold"), "")

@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.backups.journal import RECORD as JOURNAL
+from keras_dist_callbacks.backups.journal import AttemptRecord
 from keras_dist_callbacks.backups.manifest import MANIFEST
 from keras_dist_callbacks.backups.owner_records import OWNER, read_owner
 from keras_dist_callbacks.backups.store import BackupStore
@@ -88,7 +90,7 @@ OWNER_FIELDS = (
 )
 CHECKPOINT_FIELDS = (
     "template published_name run_token generation sequence epoch step monitor value best_only size digest "
-    "mode max_to_keep keep_best keep_every"
+    "mode max_to_keep keep_best keep_every finite"
 )
 EVALUATION_FIELDS = "name step epoch plot_step metrics weights_digest checkpoints evaluated_at"
 
@@ -105,6 +107,8 @@ EVALUATION_FIELDS = "name step epoch plot_step metrics weights_digest checkpoint
         (CHECKPOINT.version, CHECKPOINT.schema, CHECKPOINT_FIELDS),
         (END_NOTE.version, END_NOTE.schema, "template generation is_ended last token"),
         (RESULT.version, RESULT.schema, EVALUATION_FIELDS),
+        (JOURNAL.version, JOURNAL.schema, "attempts older began seconds repeated"),
+        (JOURNAL.version, AttemptRecord, "generation began first step seconds end after after_step"),
     ],
 )
 def test_the_fields_of_a_version_do_not_change(version: int, schema: Any, fields: str) -> None:

@@ -8,19 +8,19 @@ import msgspec
 import pytest
 
 from keras_dist_callbacks.backups import journal
-from keras_dist_callbacks.backups.journal import KEPT, Attempt, Journal
+from keras_dist_callbacks.backups.journal import KEPT, AttemptRecord, Journal
 from keras_dist_callbacks.backups.owner_records import OwnerRecord
 
 TRAINING, WASTED = "training", "wasted_progress_from_disruption"
 RECOVERY = "infrastructure_recovery_from_disruption"
 
 
-def attempt(generation: int, began: float, steps: tuple[int, int], training: float, **more: Any) -> Attempt:
+def attempt(generation: int, began: float, steps: tuple[int, int], training: float, **more: Any) -> AttemptRecord:
     """One that takes 5 s to start, and is last heard of at the end of its training."""
-    return Attempt(generation, began, *steps, {"program_startup": 5.0, TRAINING: training}, **more)
+    return AttemptRecord(generation, began, *steps, {"program_startup": 5.0, TRAINING: training}, **more)
 
 
-def of(*attempts: Attempt) -> Journal:
+def of(*attempts: AttemptRecord) -> Journal:
     return Journal(attempts)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from keras_dist_callbacks.backups.journal import Attempt, Journal
+from keras_dist_callbacks.backups.journal import AttemptRecord, Journal
 from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli import watching
@@ -29,7 +29,7 @@ def journal(*steps: tuple[int, int], end: str = "") -> dict[str, Any]:
     import msgspec
 
     attempts = [
-        Attempt(
+        AttemptRecord(
             number,
             NOW - 100.0 * (len(steps) - number + 1),
             *place,
@@ -54,7 +54,7 @@ def saved(directory: Path, *steps: tuple[int, int], age: float = 5.0, epochs: in
     commit(store, 1, position=position, age=time.time() - NOW + age, states=[state], **info)
 
 
-def look(directory: Path, now: float = NOW, stale: float = 1800.0) -> watching.Look:
+def look(directory: Path, now: float = NOW, stale: float = 1800.0) -> watching.JobView:
     return watching.Watch(BackupStore(Storage.open(directory)), stale).look(now)
 
 
@@ -91,7 +91,7 @@ def test_a_directory_without_a_run_one_that_starts_and_one_that_has_finished(tmp
     store = begin(tmp_path, time.time() - NOW)
     assert look(tmp_path).state == "starting"
     assert look(tmp_path, NOW + 5000).state == "stalled"
-    store.leave_journal(Journal((Attempt(1, BEGAN, 0, 50, {"training": 1000.0}, "finished"),)))
+    store.leave_journal(Journal((AttemptRecord(1, BEGAN, 0, 50, {"training": 1000.0}, "finished"),)))
     store.delete_everything()
     found = look(tmp_path)
     assert (found.state, found.step, found.starts) == ("finished", 50, 1)

@@ -51,6 +51,7 @@ RATE = {"None": "no cap"}
 ENDPOINT = {"None": "the cloud's own server"}
 FROM_ZERO = {"zero": "counted from 0"}
 TIMEOUTS = ("startup_timeout", "heartbeat_timeout", "peer_timeout", "timeout")
+READER = {"None": "nobody asks", "a function": "it is called"}
 PLACE = {"None": "any", "zero": "counted from 0"}
 
 
@@ -67,6 +68,7 @@ SAVING: dict[str, Accepted] = {
     "keep_every": {"None": "no such rule"},
     "max_overhead": REFUSED,
     "strict": FLAG,
+    "on_event": READER,
     "verbose": VERBOSE,
     "storage_options": OPTIONS,
     "write_options": {"None": "WriteOptions()"},
@@ -165,7 +167,18 @@ FACADE: dict[str, Row] = {
         lambda: {"filepath": "m.weights.h5", "save_weights_only": True},
     ),
     "Preempted": Row(kdc.Preempted, {"reason": all_kept("its text: what is being raised must not fail")}),
-    "PrintLR": Row(kdc.PrintLR, {"freq": REFUSED, "log_to_tensorboard": FLAG}),
+    "PrintLR": Row(kdc.PrintLR, {"freq": REFUSED, "log_to_tensorboard": FLAG, "print_fn": READER}),
+    "plot_lr": Row(
+        kdc.plot_lr,
+        {
+            "schedule_or_callbacks": REFUSED,
+            "steps": REFUSED,
+            "steps_per_epoch": {"None": "the schedule says it of each step"},
+            "initial": {"zero": "a rate"},
+            "ax": {"None": "a new figure"},
+        },
+        lambda: {"schedule_or_callbacks": keras.optimizers.schedules.CosineDecay(0.1, 9), "steps": 3},
+    ),
     "RetryPolicy": Row(
         kdc.RetryPolicy,
         {

@@ -7,7 +7,7 @@ import os
 
 import msgspec
 
-from keras_dist_callbacks.backups.journal import Attempt, Journal
+from keras_dist_callbacks.backups.journal import AttemptRecord, Journal
 from keras_dist_callbacks.backups.snapshot import JSON
 from keras_dist_callbacks.base import validation
 from keras_dist_callbacks.base.progress_file import BEFORE
@@ -63,5 +63,5 @@ class Chronicle:
         Args:
             step: Steps that are trained.
         """
-        own = Attempt(self._generation, self._lap.began, self._first, step, self._lap.read(), self.end)
+        own = AttemptRecord(self._generation, self._lap.began, self._first, step, self._lap.read(), self.end)
         return self._past.with_attempt(own)
