@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-_MOST_STEPS = 1_000_000
+_POINTS = 2000  # of a curve
 _RATE = Annotated[float, msgspec.Meta(ge=0, le=1e9, description="a learning rate of 0 or more")]
 
 
@@ -41,7 +41,7 @@ def plot_lr(
     Args:
         schedule_or_callbacks: A `LearningRateSchedule`; a `LearningRateScheduler`, or a list of callbacks in which one
             is.
-        steps: How many steps are drawn, up to a million.
+        steps: How many steps are drawn; of more than 2000, so many of them.
         steps_per_epoch: Batches of an epoch, where callbacks set the rate of each.
         initial: The rate that callbacks begin with. Defaults to 0.001, as of Keras' Adam.
         ax: Where to draw. Defaults to a new figure.
@@ -53,23 +53,25 @@ def plot_lr(
         ConfigError: An argument is wrong, no callback sets a rate that is known beforehand, or matplotlib is not
             installed.
     """
-    steps = validation.check("steps", steps, validation.number_of("steps", 1, _MOST_STEPS))
+    steps = validation.check("steps", steps, validation.number_of("steps", 1))
+    batches = validation.check("steps_per_epoch", steps_per_epoch, validation.number_of("batches", 1) | None)
     initial = validation.check("initial", initial, _RATE)
     if ax is not None and not hasattr(ax, "plot"):
         raise validation.invalid_argument("ax", ax, "matplotlib's axes, or None")
-    rates = _rates(schedule_or_callbacks, steps, steps_per_epoch, initial)
+    shown = np.unique(np.linspace(1, steps, min(steps, _POINTS)).round().astype("int64"))
+    rates = _rates(schedule_or_callbacks, [int(step) - 1 for step in shown], batches, initial)
     if ax is None:
         ax = _new_axes()
-    ax.plot(range(1, steps + 1), rates, drawstyle="default" if steps_per_epoch is None else "steps-mid")
+    ax.plot(shown, rates, drawstyle="default" if batches is None else "steps-mid")
     ax.set_xlabel("step")
     ax.set_ylabel("learning rate")
     ax.grid(alpha=0.3)
     return ax
 
 
-def _rates(given: Any, steps: int, steps_per_epoch: int | None, initial: float) -> list[float]:
+def _rates(given: Any, steps: Sequence[int], batches: int | None, initial: float) -> list[float]:
     if isinstance(given, keras.optimizers.schedules.LearningRateSchedule):
-        return [float(np.asarray(given(step))) for step in range(steps)]
+        return [float(np.asarray(given(step))) for step in steps]
     callbacks = list(given) if isinstance(given, Sequence) else [given]
     schedulers = [one for one in callbacks if isinstance(one, keras.callbacks.LearningRateScheduler)]
     if not schedulers:
@@ -77,16 +79,14 @@ def _rates(given: Any, steps: int, steps_per_epoch: int | None, initial: float) 
             "schedule_or_callbacks: nothing in it sets a learning rate that is known before training: give a "
             "LearningRateSchedule, or callbacks with a LearningRateScheduler"
         )
-    if steps_per_epoch is None:
+    if batches is None:
         raise ConfigError("steps_per_epoch is needed where a callback sets the rate of each epoch")
-    batches = validation.check("steps_per_epoch", steps_per_epoch, validation.number_of("batches", 1))
-    rates: list[float] = []
-    rate = initial
-    for epoch in range(-(-steps // batches)):
+    rates, rate = [], initial  # of each epoch
+    for epoch in range(steps[-1] // batches + 1):
         for scheduler in schedulers:
             rate = _of_epoch(scheduler, epoch, rate)
-        rates += [rate] * batches
-    return rates[:steps]
+        rates.append(rate)
+    return [rates[step // batches] for step in steps]
 
 
 def _of_epoch(scheduler: keras.callbacks.LearningRateScheduler, epoch: int, rate: float) -> float:

@@ -91,6 +91,12 @@ class Row:
     given: Callable[[], dict[str, Any]] = dict
 
 
+def axes() -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure().subplots()
+
+
 @functools.cache
 def model() -> keras.Model:
     made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -177,7 +183,7 @@ FACADE: dict[str, Row] = {
             "initial": {"zero": "a rate"},
             "ax": {"None": "a new figure"},
         },
-        lambda: {"schedule_or_callbacks": keras.optimizers.schedules.CosineDecay(0.1, 9), "steps": 3},
+        lambda: {"schedule_or_callbacks": keras.optimizers.schedules.CosineDecay(0.1, 9), "steps": 3, "ax": axes()},
     ),
     "RetryPolicy": Row(
         kdc.RetryPolicy,

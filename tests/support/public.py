@@ -23,4 +23,4 @@ def find(name: str) -> Any:
 def is_result(name: str) -> bool:
     """Whether it is what users get and do not make: an exception, or a record of what happened."""
     found = find(name)
-    return name == "Restored" or (isinstance(found, type) and issubclass(found, Exception))
+    return name in {"Restored", "Event"} or (isinstance(found, type) and issubclass(found, Exception))
