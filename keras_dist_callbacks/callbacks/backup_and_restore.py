@@ -75,7 +75,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
             as `max_overhead` allows, by what saves are measured to cost. A `datetime.timedelta` is a time between two
             backups; in batches it is estimated again at each one. False: at a preemption and at the end only.
         double_checkpoint: Let two successive backups share no file, so that one damaged file cannot harm both.
-        delete_checkpoint: Delete the backup when `fit()` ends. A rerun deletes one that a kill at the very end left,
+        delete_checkpoint: Delete the backup when `fit()` ends; a small record of where the time has gone stays, see
+            `kdc watch`. A rerun deletes one that a kill at the very end left,
             unless it belongs to another training or to more epochs. With False the last backup is kept: a rerun of
             the finished job then runs no step and returns the full History.
         max_to_keep: How many of the newest backups stay. With 1 there is no older one if that file is damaged later.

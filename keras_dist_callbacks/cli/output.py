@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from keras_dist_callbacks.backups.names import COMMITS, OWNERS
+from keras_dist_callbacks.backups.names import COMMITS, JOURNALS, OWNERS
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.base.errors import ConfigError, DamagedBackupError, FencedError, KdcError
 from keras_dist_callbacks.base.terminal import escape_controls, stderr_is_terminal, write_line
@@ -60,6 +60,8 @@ def empty_directory_hint(storage: Storage, what: str = "backup and no checkpoint
         return f"{url}: this directory does not exist; check the path ({finished})"
     if url.endswith(EXTENSIONS) and not storage.is_local:
         return f"{url} has the name of a checkpoint: `kdc show` shows one, and other commands take its directory"
+    if storage.files(JOURNALS):
+        return f"{url}: no {what} is here: a finished run has deleted its backup. `kdc watch` and `kdc report` show it"
     found = [name for name in _subdirectories(storage) if _holds_something(storage.child(name))]
     if found:
         places = ", ".join(storage.display(name) for name in found[:5])

@@ -151,3 +151,10 @@ def test_rates_of_optimizers_with_one_name_stay_apart() -> None:
             self.optimizers = [keras.optimizers.SGD(r, name="sgd") for r in (0.1, 0.2)]
 
     assert current_rates(Pair()) == pytest.approx({"sgd_0": 0.1, "sgd_1": 0.2})
+
+
+def test_lines_go_to_a_function_instead_of_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    given: list[str] = []
+    fit(tiny_model(), PrintLR(print_fn=given.append), epochs=2)
+    assert given == ["Epoch 1: learning rate 0.01", "Epoch 2: learning rate 0.01"]
+    assert "learning rate" not in capsys.readouterr().out

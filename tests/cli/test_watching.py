@@ -97,6 +97,7 @@ def test_a_directory_without_a_run_one_that_starts_and_one_that_has_finished(tmp
     assert (found.state, found.step, found.starts) == ("finished", 50, 1)
     assert found.summary == "1 start in 17 min: 100.0 % training"
     assert kdc("watch", tmp_path).exit_code == 0
+    assert "a finished run has deleted its backup. `kdc watch`" in " ".join(kdc("ls", tmp_path).stderr.split())
     assert "1 start in 17 min" in kdc("report", tmp_path, "--out", tmp_path / "r.html").stdout
 
 

@@ -127,7 +127,7 @@ def test_an_evaluator_of_backups_ends_when_the_training_deletes_them(tmp_path: P
         assert evaluator.wait(PATIENCE) == [0], evaluator.tails()
     steps = [step for step, _ in logged(directory)["evaluation_loss_vs_iterations"]]
     assert steps == sorted(set(steps)) != []
-    assert not (directory / "backup").exists()
+    assert list((directory / "backup").iterdir()) == [directory / "backup/journals"]
 
 
 def test_an_evaluator_that_is_early_for_a_second_run_is_not_ended_by_the_first(tmp_path: Path) -> None:
