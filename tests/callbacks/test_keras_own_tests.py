@@ -123,9 +123,14 @@ WITHIN_HOOKS = {
     ("test_best_case_step", 5): MORE_STEPS,
     ("test_best_case_epoch", 1): Deviation(2, 1, SAVED_LAST),
 }
+NOT_GONE = {
+    "test_model_deleted_case_epoch": "the directory stays, with the record of where the time has gone alone in it; "
+    "test_the_backup_is_gone_after_fit tests that"
+}
 NOT_WITHIN_HOOKS = {
+    **NOT_GONE,
     "test_backup_corrupted": "the epoch whose on_epoch_end raises is not saved, so that there is no second backup to "
-    "fall back to; it runs with the interruption one hook later"
+    "fall back to; it runs with the interruption one hook later",
 }
 
 
@@ -153,7 +158,7 @@ def interrupting_later(theirs: Any) -> Any:
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")  # Keras' tests set no seed
 @pytest.mark.filterwarnings("ignore:a damaged backup was quarantined:RuntimeWarning")
 @pytest.mark.parametrize(
-    ("later", "deviations", "excluded"), [(True, BETWEEN_HOOKS, {}), (False, WITHIN_HOOKS, NOT_WITHIN_HOOKS)]
+    ("later", "deviations", "excluded"), [(True, BETWEEN_HOOKS, NOT_GONE), (False, WITHIN_HOOKS, NOT_WITHIN_HOOKS)]
 )
 def test_what_keras_tests_of_its_backups_holds_for_ours_but_for_the_listed_deviations(
     request: pytest.FixtureRequest,
