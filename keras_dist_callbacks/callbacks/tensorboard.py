@@ -18,6 +18,7 @@ from keras_dist_callbacks.base import validation
 from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.base.process import Shared, shared
 from keras_dist_callbacks.base.terminal import warn
+from keras_dist_callbacks.callbacks import event_files
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.callbacks.write_policy import Writers, agree_on_writers
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -119,7 +120,8 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
     `gs://`) gets copies of local event files, while training continues and once more at its end. An evaluator
     writes to `log_dir` too.
 
-    A restarted run repeats the steps after its backup; their events are then in both event files.
+    A restarted run repeats the steps after its backup. On a local disk, what the event files of the interrupted process
+    hold beyond the backup is cut off, so that no step is shown twice; elsewhere their events are in both files.
 
     Args:
         log_dir: Where the chief writes: a path or URL. Defaults to `"logs"`.
@@ -193,6 +195,8 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         self._sync: EventSync | None = None
         self._local: Path | None = None
         self._training = False
+        self._event_directory: Path | None = None  # where this worker writes, on a local disk, for a run of its own
+        self._known_files: list[str] = []  # those of the processes before
         self._check_protocols()
 
     def _follow_log_dir(self) -> None:
@@ -244,7 +248,9 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         else:
             cluster.agree(lambda: self._probe(target, storage), _TAG)
         shown = redact(self._chief_dir)
+        is_lasting = target is not None and storage is None and _is_local(target)
         self.log_dir = self._directory(target, storage)
+        self._event_directory = Path(self.log_dir.removeprefix("file://")) if is_lasting else None
         try:
             super().set_model(model)
         finally:
@@ -283,13 +289,25 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         self._finish_copies()
 
     def get_state(self) -> dict[str, Any]:
-        """Returns what a backup keeps: the steps of batch-level logs. Writes out the events up to here first."""
+        """Returns what a backup keeps: the steps of batch-level logs, and how long local event files are.
+
+        Writes out the events up to here first.
+        """
         self._publish()
-        return get_counters(self)
+        files: dict[str, int] = {}
+        if self._event_directory is not None:
+            files = event_files.sizes(
+                self._event_directory, {*self._known_files, *event_files.of_this_process(self._event_directory)}
+            )
+        return {**get_counters(self), "files": files}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues at the steps that `get_state` returned."""
+        """Continues at the steps that `get_state` returned; local event files are shortened to what they held then."""
         set_counters(self, {"counters": validation.convert(state["counters"], list[int])})
+        known = validation.convert(state.get("files", {}), dict[str, validation.Count])
+        if self._event_directory is not None:
+            self._known_files = list(known)
+            event_files.shorten(self._event_directory, known)
 
     def _publish(self) -> None:
         self.flush()

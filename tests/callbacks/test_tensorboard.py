@@ -10,9 +10,11 @@ import pytest
 
 from keras_dist_callbacks import BackupAndRestore, ModelCheckpoint, TensorBoard
 from keras_dist_callbacks.base.errors import ConfigError, StorageError
+from keras_dist_callbacks.callbacks import event_files
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.run.engine.writer import shared_writer
 from keras_dist_callbacks.storage.storage import Storage
+from tests.support import forget_runs, tiny
 from tests.support.callback_helpers import (
     X,
     Y,
@@ -132,7 +134,44 @@ def test_batch_steps_continue_after_a_restart(tmp_path: Path) -> None:
 
     assert steps("a", "batch_loss") + steps("b", "batch_loss") == steps("c", "batch_loss") == [1, 2, 3, 4, 5, 6]
     assert steps("a", "epoch_loss") + steps("b", "epoch_loss") == steps("c", "epoch_loss")
-    assert second.get_state() == uninterrupted.get_state()
+    assert second.get_state()["counters"] == uninterrupted.get_state()["counters"]
+
+
+@pytest.mark.slow
+def test_no_step_is_in_the_event_files_twice_after_restarts(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+
+    def run(*stop: Any) -> None:
+        board = TensorBoard(logs, update_freq=1)
+        tiny.fit(tiny.model(), tmp_path / "backup", [board, *stop], save_freq=3, validation_data=tiny.data())
+
+    for place in ((0, 4), (1, 4), (2, 2)):
+        tiny.stopped(run, tiny.StopAt(*place))
+        forget_runs()
+    run()
+    steps = [step for step, _ in scalars(logs / "train")["batch_loss"]]
+    assert steps == list(range(1, 3 * tiny.STEPS + 1))
+    assert [step for step, _ in scalars(logs / "validation")["epoch_loss"]] == [0, 1, 2]
+
+
+def test_only_event_files_that_are_no_links_are_shortened_and_no_other_file(tmp_path: Path) -> None:
+    names = {
+        "train/events.out.tfevents.1.h.2.0.v2": 40,
+        "train/events.out.tfevents.2.h.2.0.v2": 200,
+        "train/other": 100,
+        "../outside/events.out.tfevents.1.h.2.0.v2": 100,
+        "linked/events.out.tfevents.1.h.2.0.v2": 100,
+        "train/events.out.tfevents.9.h.2.0.v2": 100,
+    }
+    (tmp_path / "logs/train").mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "logs/linked").symlink_to(tmp_path / "outside")
+    for name in [*names][:4]:
+        (tmp_path / "logs" / name).write_bytes(b"x" * 100)
+    (tmp_path / "target").write_bytes(b"x" * 100)
+    (tmp_path / "logs" / [*names][-1]).symlink_to(tmp_path / "target")
+    event_files.shorten(tmp_path / "logs", dict.fromkeys(names, 40) | {[*names][1]: 200})
+    assert [(tmp_path / "logs" / name).stat().st_size for name in names] == [40, 100, 100, 100, 100, 100]
 
 
 def test_what_a_backup_covers_is_in_the_event_file(tmp_path: Path) -> None:
