@@ -6,7 +6,7 @@ import datetime
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -38,6 +38,7 @@ from keras_dist_callbacks.rehearsal.plan import VARIABLE, Plan, plan_in_force
 from keras_dist_callbacks.run import resume_mode
 from keras_dist_callbacks.run.announcing import announce, reproducibility_advice
 from keras_dist_callbacks.run.engine.committer import KEPT_COMMITS, EngineOptions
+from keras_dist_callbacks.run.engine.engine import BackupEngine
 from keras_dist_callbacks.run.engine.events import Event
 from keras_dist_callbacks.run.engine.schedule import parse_retention, parse_save_freq
 from keras_dist_callbacks.run.engine.writer import shared_writer
@@ -341,6 +342,12 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         if self._session is None:
             raise ConfigError("BackupAndRestore was called outside of fit(): pass it in the callbacks of model.fit()")
         return self._session
+
+
+def engine_among(callbacks: Iterable[Any]) -> BackupEngine | None:
+    """Returns what saves the running fit, by its callbacks; None without a BackupAndRestore."""
+    found = (one._session for one in callbacks if isinstance(one, BackupAndRestore))
+    return next((session.run.engine for session in found if session is not None), None)
 
 
 def _is_ours(callback: Any) -> bool:

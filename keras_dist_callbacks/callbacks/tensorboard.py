@@ -13,12 +13,14 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from keras_dist_callbacks._compat import keras_in_use
+from keras_dist_callbacks._compat.running_fit import find_fit
 from keras_dist_callbacks._compat.tensorboard_state import TensorBoardWithState, get_counters, set_counters
 from keras_dist_callbacks.base import validation
 from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.base.process import Shared, shared
 from keras_dist_callbacks.base.terminal import warn
 from keras_dist_callbacks.callbacks import event_files
+from keras_dist_callbacks.callbacks.backup_and_restore import engine_among
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.callbacks.write_policy import Writers, agree_on_writers
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -118,7 +120,8 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
     the step counters continue after a restart, and what a backup covers is in the event files before it. A
     store that TensorFlow cannot write (all but local paths, `ram://` and, without `storage_options`,
     `gs://`) gets copies of local event files, while training continues and once more at its end. An evaluator
-    writes to `log_dir` too.
+    writes to `log_dir` too. With `BackupAndRestore`, `goodput/goodput` is the share of training in all time so far,
+    restarts included, `badput/...` are the seconds of all else, and `backup/...` what the newest backup took.
 
     A restarted run repeats the steps after its backup. On a local disk, what the event files of the interrupted process
     hold beyond the backup is cut off, so that no step is shown twice; elsewhere their events are in both files.
@@ -276,10 +279,19 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
             self._publish()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Logs the epoch."""
+        """Logs the epoch, and what backups and restarts cost."""
         super().on_epoch_end(epoch, logs)
+        self._log_costs(epoch)
         if self._sync is not None and self._sync.is_due():
             self._publish()
+
+    def _log_costs(self, epoch: int) -> None:
+        fit = find_fit(self.model) if self._training and self._writes else None
+        engine = None if fit is None else engine_among(fit.callback_list.callbacks)
+        if engine is None:
+            return
+        for name, value in engine.costs().items():
+            self.scalar(name, value, epoch)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Closes the event files; copied ones are complete when this returns."""

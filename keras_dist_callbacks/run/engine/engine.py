@@ -75,6 +75,7 @@ class BackupEngine:
         self.fenced: FencedError | None = None
         self.chronicle = Chronicle()
         self.events = Events(options.on_event if cluster.is_chief else None, self._note)
+        self._newest_cost: dict[str, float] = {}
         self._past: JSON = {}  # the journal of the processes before
         self.rolled_back_from, self.not_finite = "", ()
         self.divergence: JSON = None
@@ -234,6 +235,7 @@ class BackupEngine:
         note_failure = self._note_failure if chief else self._note_missing_part
         with progress_file().during(Phase.SAVE), stopwatch().during("unproductive_checkpoint_save_time"):
             self._saves += 1
+            began = time.monotonic()
             try:
                 if self._writer.busy and chief:
                     self._worker_states.mark_queued(self._saves)
@@ -249,6 +251,7 @@ class BackupEngine:
                 except RuntimeError as error:
                     self._skip()
                     note_failure(snapshot.position, error)
+                self._newest_cost["backup/blocking_ms"] = 1000 * (time.monotonic() - began)
             except BaseException:
                 self._skip()
                 raise
@@ -399,6 +402,17 @@ class BackupEngine:
         is_long = journal.starts > 1 or sum(journal.totals().values()) >= _LONG_SECONDS
         return journals.summary(journal) if is_long and self.cluster.is_chief else ""
 
+    def costs(self) -> dict[str, float]:
+        """Returns what backups and restarts have cost so far, on the chief, by the names of ml-goodput-measurement.
+
+        `goodput/goodput` is a share, `badput/...` are seconds, `backup/...` is of the newest backup.
+        """
+        totals = self.chronicle.now(self.committed.step if self.committed else 0).totals()
+        whole, training = sum(totals.values()), totals.pop("training", 0.0)
+        found = {"goodput/goodput": training / whole if whole else 0.0}
+        found |= {f"badput/{category}": seconds for category, seconds in totals.items()}
+        return found | dict(self._newest_cost)
+
     # --- in the background
 
     def _write(self, save: int, snapshot: Snapshot, journal: Journal) -> None:
@@ -419,6 +433,7 @@ class BackupEngine:
             self._report_backup(snapshot.position)
             size, seconds = self._committer.state_bytes, time.monotonic() - began
             self.events.happened("backup_saved", snapshot.position, seconds=seconds, size=size)
+            self._newest_cost |= {"backup/seconds": seconds, "backup/bytes": size}
             if was_finite and self._committer.not_finite:
                 self.events.happened("nonfinite", snapshot.position, in_words(self._committer.not_finite))
 
