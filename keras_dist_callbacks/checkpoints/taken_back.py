@@ -27,6 +27,7 @@ def later_than(checkpoints: Iterable[Checkpoint], place: Place) -> list[str]:
 
 def move_aside(storage: Storage, names: list[str]) -> None:
     """Moves checkpoints to `rolled-back/`, where nothing looks for them."""
+    storage.refuse_links((ROLLED_BACK,))
     for name in names:
         _move(storage, name, storage.child(ROLLED_BACK))
 
@@ -38,6 +39,7 @@ def set_aside(storage: Storage) -> list[str]:
 
 def move_back(storage: Storage, names: list[str]) -> None:
     """Moves checkpoints to where they were, unless a newer file has taken the name."""
+    storage.refuse_links((ROLLED_BACK,))
     aside = storage.child(ROLLED_BACK)
     for name in names:
         if not storage.exists(name):

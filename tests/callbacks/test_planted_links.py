@@ -11,9 +11,12 @@ import pytest
 
 from keras_dist_callbacks import ModelCheckpoint, latest_checkpoint
 from keras_dist_callbacks.base.errors import DamagedBackupError, StorageError
+from keras_dist_callbacks.checkpoints import taken_back
 from keras_dist_callbacks.run.engine.writer import shared_writer
+from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny
 from tests.support.callback_helpers import fit, ignore_keras_warnings, tiny_model
+from tests.support.cli_backups import publish
 
 pytestmark = ignore_keras_warnings
 
@@ -89,6 +92,17 @@ def test_a_link_that_is_planted_while_training_continues_is_named_and_leads_nowh
     with pytest.warns(RuntimeWarning, match=r"failed and training continues: .*blobs/000001 is a symbolic link"):
         tiny.fit(tiny.model(), backup, [Plant()], epochs=1, options={"delete_checkpoint": False})
     assert files(outside) == before
+
+
+def test_checkpoints_that_are_moved_aside_follow_no_planted_link(outside: Path, tmp_path: Path) -> None:
+    place, before = tmp_path / "checkpoints", files(outside)
+    place.mkdir()
+    publish(place, "ckpt-1.keras", 1, tmp_path)
+    (place / "rolled-back").symlink_to(outside)
+    with pytest.raises(StorageError, match="symbolic link"):
+        taken_back.move_aside(Storage.open(place), ["ckpt-1.keras"])
+    assert files(outside) == before
+    assert (place / "ckpt-1.keras").exists()
 
 
 @pytest.mark.slow
