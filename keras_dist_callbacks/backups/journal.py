@@ -195,9 +195,11 @@ def summary(journal: Journal) -> str:
     totals = journal.totals()
     whole = sum(totals.values())
     largest_first = sorted(totals.items(), key=lambda item: (item[0] != _TRAINING, -item[1]))
-    shares = [(WORDS.get(category, category), 100 * seconds / whole) for category, seconds in largest_first]
+    shares = [(WORDS.get(category, category), 100 * seconds / (whole or 1)) for category, seconds in largest_first]
     told = ", ".join(f"{share:.1f} % {name}" for name, share in shares if share >= _LEAST_SHARE)
     starts = "1 start" if journal.starts == 1 else f"{journal.starts} starts"
+    if not whole:
+        return starts
     return f"{starts} in {duration(whole)}: {told}"
 
 

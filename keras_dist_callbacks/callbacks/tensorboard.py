@@ -106,9 +106,10 @@ _UPDATE_FREQ = Literal["epoch", "batch"] | validation.number_of("batches", 1)
 
 @dataclass
 class _ActiveBoards(Shared):
-    """The TensorBoard of each model's running fit."""
+    """The TensorBoard of each model's running fit, and all that were not closed."""
 
     active: WeakKeyDictionary[Any, weakref.ref[TensorBoard]] = field(default_factory=WeakKeyDictionary)
+    open: weakref.WeakSet[TensorBoard] = field(default_factory=weakref.WeakSet)
 
 
 @explains_arguments
@@ -254,6 +255,10 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         is_lasting = target is not None and storage is None and _is_local(target)
         self.log_dir = self._directory(target, storage)
         self._event_directory = Path(self.log_dir.removeprefix("file://")) if is_lasting else None
+        boards = shared(_ActiveBoards).open
+        for left in [board for board in boards if board._event_directory == self._event_directory is not None]:
+            left.flush()  # of a fit() that was interrupted: what it still holds must not be written later
+        boards.add(self)
         try:
             super().set_model(model)
         finally:
@@ -270,6 +275,7 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         super().on_test_end(logs)
         if not self._training:  # evaluate() alone: no other hook follows
             self.close()
+            shared(_ActiveBoards).open.discard(self)
             self._finish_copies()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -298,6 +304,7 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         super().on_train_end(logs)
         self._training = False
         shared(_ActiveBoards).active.pop(self.model, None)
+        shared(_ActiveBoards).open.discard(self)
         self._finish_copies()
 
     def get_state(self) -> dict[str, Any]:

@@ -335,7 +335,7 @@ def report(
     with opened(url, storage_options, as_json) as target:
         found = reporting.gather(target.store)
         out.write_text(reporting.page_of(found), encoding="utf-8")
-        target.report(reporting.Written(str(out), journal.summary(found.journal)), reporting.show)
+        target.report(reporting.Written(found.url, str(out), journal.summary(found.journal)), reporting.show)
 
 
 @app.command(

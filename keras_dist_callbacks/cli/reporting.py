@@ -61,10 +61,12 @@ class Written:
     """What `kdc report` has written.
 
     Attributes:
+        url: The backup directory, without credentials.
         file: The file.
         summary: Where the time has gone, in words.
     """
 
+    url: str
     file: str
     summary: str
 

@@ -147,7 +147,9 @@ def _described(
     steps_left = _steps_left(manifest, fit)
     last_sign = max([created, *(owner.claimed for _, owner in claims)])
     is_silent = not manifest.done and now - last_sign > stale
-    seen = None if own is None else (own.heard - own.began) / max(1, manifest.id.sequence)  # between two backups
+    seen = None  # seconds between two backups
+    if own is not None and own.seconds:
+        seen = (own.heard - own.began) / max(1, manifest.id.sequence)
     is_late = not manifest.done and seen is not None and age > _MISSED * max(seen, 60.0)
     troubles = () if manifest.done else _troubles(journal, now, is_silent, is_late=is_late)
     look = JobView(

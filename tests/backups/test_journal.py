@@ -93,4 +93,5 @@ def test_the_summary_names_starts_time_and_shares_in_plain_words() -> None:
     assert journal.summary(found) == (
         "2 starts in 2 h 2 min: 98.6 % training, 1.0 % not running, 0.3 % repeated steps, 0.1 % starting"
     )
+    assert journal.summary(of(AttemptRecord(1, 0.0))) == "1 start"
     assert journal.summary(of(attempt(1, 0.0, (0, 5), 35.0))) == "1 start in 40 s: 87.5 % training, 12.5 % starting"

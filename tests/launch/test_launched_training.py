@@ -44,9 +44,10 @@ def test_a_killed_worker_is_restarted_and_the_end_is_bit_identical(tmp_path: Pat
     assert code == 0, err
     for index in range(workers):
         assert_same_run(tmp_path / f"reference/run-worker{index}", tmp_path / f"launched/run-worker{index}")
-    end, start = (line for line in err.splitlines() if line.startswith("kdc launch: "))
+    end, start, last = (line for line in err.splitlines() if line.startswith("kdc launch: "))
     assert end == f"kdc launch: worker {workers - 1} was terminated by SIGKILL, after step 13"
     assert start == "kdc launch: attempt 1 starts from the backup of step 12; 1 step is repeated"
+    assert last == "kdc launch: ended with code 0 after 2 starts; before that by SIGKILL"
     logs = "".join(log.read_text() for log in (tmp_path / "logs").iterdir())
     assert ("Training cannot continue without it" in logs) == (workers > 1)
     assert "start all workers again" not in logs

@@ -193,7 +193,7 @@ def test_a_rerun_deletes_the_backup_that_a_kill_at_the_end_left(
     again = tiny.model()
     tiny.fit(again, tmp_path)
     tiny.assert_same(again, trained)
-    assert files(tmp_path) == {}
+    assert {name.partition("/")[0] for name in files(tmp_path)} == {"journals"}
     assert "the run is finished, and the backup is at the end of epoch 3 (step 15); it is deleted" in (
         capsys.readouterr().out
     )

@@ -68,7 +68,7 @@ def test_a_later_fit_resumes_exactly_and_an_earlier_one_is_skipped(
     lines = re.findall("^kdc: ((?:Skipped this fit|Resumed from).*)", capsys.readouterr().out, re.MULTILINE)
     assert [line.split()[0] for line in lines] == ["Skipped", "Resumed"]
     assert lines[-1].endswith(": exact if nothing depends on the results of the earlier fit(), which was skipped")
-    assert files(tmp_path) == {}
+    assert {name.partition("/")[0] for name in files(tmp_path)} == {"journals"}
 
 
 def test_a_skipped_fit_restores_the_weights_and_leaves_the_backup(tmp_path: Path) -> None:

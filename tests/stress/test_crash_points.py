@@ -281,7 +281,7 @@ def test_after_the_end_a_new_run_finds_the_end_or_nothing_at_all() -> None:
     two_workers_resumed_and_deleted_at_the_end(store)
     ended = [i for i, o in enumerate(store.log) if o.content is not None and b'"kind":"end"' in o.content]
     assert len(ended) == 1
-    assert not store.files
+    assert [*store.files] == ["backup/journals/000001.json"]
     files: Files = {}
     for operation in store.log[: ended[0] + 1]:
         _apply(files, operation)

@@ -48,7 +48,7 @@ FIRSTS[3] = {"epoch": [30, 60, 90, 120], 7: [35, 63, 91]}
 @pytest.mark.chaos
 @pytest.mark.kill
 @pytest.mark.parametrize(
-    ("max_to_keep", "keep_every", "save_freq"), itertools.product((1, 2, 5), (None, 1, 3), ("epoch", 7))
+    ("max_to_keep", "keep_every", "save_freq"), [*itertools.product((1, 2, 5), (None, 1, 3), ("epoch", 7))]
 )
 def test_a_kill_in_any_epoch_changes_nothing_of_the_backups_that_stay(
     tmp_path: Path, max_to_keep: int, keep_every: int | None, save_freq: int | str

@@ -111,10 +111,15 @@ def records(directory: Path) -> dict[str, Any]:
 
 
 def events(directory: Path) -> dict[tuple[str, str], dict[int, float]]:
-    """Value by step of each scalar in TensorBoard's files; one that was logged twice must be the same twice."""
+    """Value by step of each scalar in TensorBoard's files; one that was logged twice must be the same twice.
+
+    But for what backups and restarts cost.
+    """
     found: dict[tuple[str, str], dict[int, float]] = {}
     for run in sorted({path.parent for path in directory.rglob("events.out.*")}):
         for tag, values in scalars(run).items():
+            if tag.startswith(("goodput/", "badput/", "backup/")):
+                continue
             series = found.setdefault((str(run.relative_to(directory)), tag), {})
             for step, value in values:
                 assert series.setdefault(step, value) == value, f"{run} {tag}: step {step} has two values"
