@@ -84,6 +84,7 @@ RUNS: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.in_gate(5)
 @pytest.mark.parametrize(
     ("run", "at", "save_freq"), [pytest.param(*row[:3], marks=row[3:], id=name) for name, row in RUNS.items()]
 )

@@ -204,6 +204,7 @@ CASES = {
 }
 
 
+@pytest.mark.in_gate(24)
 @pytest.mark.parametrize("name", CASES)
 def test_each_rule_and_exit_code(tmp_path: Path, name: str) -> None:
     case = CASES[name]

@@ -54,6 +54,7 @@ def what_is_alive(directory: Path, end: str, kept: str) -> list[str]:
     return found
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.parametrize("end", ["kept", "deleted", "an exception", "a resume"])
 def test_nothing_that_a_fit_was_given_is_kept_alive_by_its_model_or_by_the_callback(tmp_path: Path, end: str) -> None:
     for kept, expected in (("model", ["model"]), ("backup", ["model", "backup"])):  # as any callback keeps its model

@@ -283,6 +283,7 @@ KERAS_CALLBACKS: dict[str, Callable[[], keras.callbacks.Callback]] = {
 }
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("name", KERAS_CALLBACKS)
 def test_keras_callbacks_next_to_a_skip_go_on_after_a_kill_as_without_one(tmp_path: Path, name: str) -> None:
     make = KERAS_CALLBACKS[name]

@@ -111,7 +111,7 @@ def test_what_stays_after_twelve_epochs(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.max_to_keep}-{row.keep_every}")
-@pytest.mark.parametrize("killed", range(1, EPOCHS))
+@pytest.mark.parametrize("killed", [1, 4, 7, 11])
 def test_a_restart_at_any_epoch_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: Row, killed: int
 ) -> None:

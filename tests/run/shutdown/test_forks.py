@@ -127,7 +127,7 @@ def test_a_run_with_any_processes_ends_as_without_this_package(kind: str, tmp_pa
     check_run(kind, tmp_path, plain_end)
 
 
-@pytest.mark.in_gate(1)
+@pytest.mark.chaos
 @pytest.mark.parametrize(("kind", "group"), [("pydataset", False), ("pool", True)])
 def test_a_preempted_run_with_processes_loses_no_step(kind: str, group: bool, tmp_path: Path, plain_end: str) -> None:
     check_preempted(kind, tmp_path, plain_end, group=group)
