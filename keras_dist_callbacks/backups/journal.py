@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 from keras_dist_callbacks.backups.owner_records import OwnerRecord
-from keras_dist_callbacks.backups.record_io import Count, Format
+from keras_dist_callbacks.backups.record_io import Count, Format, Time
 from keras_dist_callbacks.backups.snapshot import JSON
 from keras_dist_callbacks.base import validation
 from keras_dist_callbacks.base.stopwatch import Category
@@ -26,7 +26,7 @@ _LEAST_SHARE = 0.05  # per cent
 _RECOVERY: Category = "infrastructure_recovery_from_disruption"
 _WASTED: Category = "wasted_progress_from_disruption"
 _TRAINING: Category = "training"
-Seconds = dict[str, Annotated[float, msgspec.Meta(ge=0)]]
+Seconds = dict[str, Annotated[float, msgspec.Meta(ge=0, le=2**40)]]
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -44,12 +44,12 @@ class AttemptRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     generation: Count
-    began: float
+    began: Time
     first: Count = 0
     step: Count = 0
     seconds: Seconds = {}
     end: str = ""
-    after: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    after: Annotated[float, msgspec.Meta(ge=0, le=2**40)] | None = None
     after_step: Count | None = None
 
     @property
@@ -71,7 +71,7 @@ class Journal(msgspec.Struct, frozen=True, omit_defaults=True):
 
     attempts: tuple[AttemptRecord, ...] = ()
     older: Count = 0
-    began: float | None = None
+    began: Time | None = None
     seconds: Seconds = {}
     repeated: Count = 0
 
@@ -125,14 +125,21 @@ def continued(found: Iterable[JSON], claims: Iterable[tuple[int, OwnerRecord]]) 
         found: Journals as manifests and owner records hold them; the one that knows most counts.
         claims: The owner records in the directory: what they claimed it for, and died before a backup, is added.
     """
-    journals = [validation.convert(one, Journal) for one in found if one is not None]
-    journal = max(journals, key=_knowledge, default=Journal())
+    journal = max(map(_parsed, found), key=_knowledge, default=Journal())
     for generation, owner in sorted(claims):
         newest = journal.newest
         if not owner.is_of_rollback and (newest is None or generation > newest.generation):
             step = 0 if newest is None else newest.step
             journal = journal.with_attempt(AttemptRecord(generation, owner.claimed, step, step))
     return journal
+
+
+def _parsed(found: JSON) -> Journal:
+    """A journal; an empty one where another program has written something else: training does not depend on it."""
+    try:
+        return Journal() if found is None else validation.convert(found, Journal)
+    except ValueError:
+        return Journal()
 
 
 def _knowledge(journal: Journal) -> tuple[float, ...]:

@@ -234,13 +234,17 @@ class BackupStore:
             if parts is not None and parts[0] <= self.generation:
                 self.storage.delete(f"{COMMITS}/{file.name}")
 
-    def delete_everything(self) -> None:
+    def delete_everything(self, journal: Journal | None = None) -> None:
         """Removes this run's backup: older commits first, the newest one last, then empty directories.
+
+        A journal stays instead, if one is given.
 
         The directory itself is deleted only if this run, or one that it resumed from, made it. Interrupted at any
         point, either the newest commit is intact or all are deleted.
         """
         self.check_ownership()
+        if journal is not None:
+            self.leave_journal(journal)
         self.prune(Rules(max_to_keep=1))
         self.prune(None)
         generations = [*self._generations(), self.generation]

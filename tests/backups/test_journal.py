@@ -88,6 +88,11 @@ def test_processes_that_died_before_a_backup_are_known_by_their_owner_records() 
     assert found.steps_repeated == 0
 
 
+@pytest.mark.parametrize("found", ["text", {"attempts": 1}, {"attempts": [{"generation": 1, "began": float("nan")}]}])
+def test_what_is_no_journal_is_none(found: Any) -> None:
+    assert journal.continued([found], []) == Journal()
+
+
 def test_the_summary_names_starts_time_and_shares_in_plain_words() -> None:
     found = of(attempt(1, 0.0, (0, 100), 3600.0, after=20.0), attempt(2, 3700.0, (100, 200), 3600.0))
     assert journal.summary(found) == (

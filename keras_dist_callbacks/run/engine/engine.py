@@ -388,8 +388,7 @@ class BackupEngine:
     def _delete_everything(self) -> None:
         progress_file().forget_backup(self.directory)  # killed meanwhile, it may or may not be there
         try:
-            self._store.leave_journal(self.chronicle.now(self.committed.step if self.committed else 0))
-            self._store.delete_everything()
+            self._store.delete_everything(self.chronicle.now(self.committed.step if self.committed else 0))
         except StorageError as error:
             self._note(f"the backup could not be deleted: {error}")
         else:
