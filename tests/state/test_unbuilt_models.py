@@ -171,7 +171,8 @@ def test_an_eager_model_that_only_a_step_can_build_starts_over_and_says_why(
     make = NOT_RESUMED[name]
     tiny.interrupt(tmp_path / "backup", *where, built=make())
     steps = tiny.CountSteps()
-    restarted = r"not exact: training starts from the beginning.*cannot build it without running a step.*give the model"
+    reason = r"cannot build it without running a step \(\w+: (?!None\b)\S.*\). To resume, give the model"
+    restarted = rf"not exact: training starts from the beginning.*{reason}"
     with pytest.warns(RuntimeWarning, match=restarted):
         tiny.fit(make(), tmp_path / "backup", [steps])
     assert steps.trained[0] == (0, 0)
