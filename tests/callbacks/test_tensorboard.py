@@ -141,7 +141,7 @@ def test_batch_steps_continue_after_a_restart(tmp_path: Path) -> None:
 def test_what_backups_and_restarts_cost_is_logged(tmp_path: Path) -> None:
     tiny.fit(tiny.model(), tmp_path / "backup", [TensorBoard(tmp_path / "logs")], save_freq=2)
     found = scalars(tmp_path / "logs/train")
-    assert {"goodput/goodput", "badput/program_startup", "badput/training_prep"} <= found.keys()
+    assert {"goodput/goodput", "badput/training_prep"} <= found.keys()
     assert {"backup/seconds", "backup/bytes", "backup/blocking_ms"} <= found.keys()
     assert [step for step, _ in found["goodput/goodput"]] == [0, 1, 2]
     assert all(0 < share < 1 for _, share in found["goodput/goodput"])
