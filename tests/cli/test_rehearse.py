@@ -505,7 +505,6 @@ def test_nothing_of_a_command_that_is_killed_stays(tmp_path: Path, workers: int)
 # --- a real rehearsal
 
 
-@pytest.mark.chaos
 @pytest.mark.kill
 @pytest.mark.process
 @pytest.mark.timeout(600)

@@ -84,6 +84,9 @@ CASES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:the backup at .* holds values that are not finite:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:training continues with values that are not finite:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:training has ended with values that are not finite:RuntimeWarning")
 @pytest.mark.parametrize("where", [(1, 2), (2, 3)], ids=["second epoch", "third epoch"])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.in_gate(2)

@@ -18,7 +18,7 @@ from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.base.validation import format_value
 
 _CALLBACK = "callbacks/"
-_OWN_CHECKPOINT = f"{_CALLBACK}kdc.ModelCheckpoint("
+_OWN_CHECKPOINT, _OWN_BOARD = f"{_CALLBACK}kdc.ModelCheckpoint(", f"{_CALLBACK}kdc.TensorBoard("
 _TRACED = "objects/traced"
 _PLAIN_ITEMS = 8
 
@@ -303,14 +303,17 @@ def _states(one: Manifest, other: Manifest) -> list[State]:
 
 
 def _comparable(topic: str, value: JSON, *, is_end: bool) -> JSON:
-    """Without what a ModelCheckpoint knows of its files.
+    """Without what a ModelCheckpoint and a TensorBoard know of their files.
 
-    The order of the newest one counts the processes. The best one is that in place: a process learns at an epoch's end
-    that the file of the epoch before is, and a restart sees it at once; when training has ended, all are.
+    Those of a TensorBoard have the process in their names. The order of the newest checkpoint counts the processes. The
+    best one is that in place: a process learns at an epoch's end that the file of the epoch before is, and a restart
+    sees it at once; when training has ended, all are.
     """
     if topic.startswith(_OWN_CHECKPOINT) and isinstance(value, dict):
         left_out = ("last_saved",) if is_end else ("last_saved", "best")
         return {name: part for name, part in value.items() if name not in left_out}
+    if topic.startswith(_OWN_BOARD) and isinstance(value, dict):
+        return {name: part for name, part in value.items() if name != "files"}
     return value
 
 
