@@ -384,6 +384,7 @@ class FitSession:
             position = self._progress.count.position("within")
             if (optimizer := self._fit.model.optimizer) is not None:
                 self._watch.accumulation = model_parts.accumulation(optimizer)
+            self.run.engine.chronicle.end = DIVERGED
             journal = self.run.engine.chronicle.now(position.step)
             go_back = functools.partial(divergence.go_back, watch=self._watch, position=position, journal=journal)
             self.run.shutdown.exit_after(request, position, lambda: self.run.engine.go_back(go_back))

@@ -15,6 +15,10 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.backups.journal import Journal
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.base import validation
+from keras_dist_callbacks.storage.storage import Storage
 from tests.support import forget_runs, tiny
 
 pytestmark = [
@@ -69,6 +73,9 @@ def test_a_row_that_is_poisoned_in_each_epoch_is_skipped_in_each_and_training_en
     assert backup.restored.position.step == 4, "of the first epoch three batches count"
     steps = int(model.optimizer.iterations)
     assert steps == 2 * (tiny.STEPS - 2)
+    store = BackupStore(Storage.open(tmp_path))
+    journal = validation.convert(store.manifest(store.commits()[-1]).info["journal"], Journal)
+    assert [one.end for one in journal.attempts] == [*["diverged"] * 4, "finished"]
 
 
 @pytest.mark.finds("skipped-batches")
