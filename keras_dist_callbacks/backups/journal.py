@@ -38,8 +38,8 @@ class AttemptRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         first: Steps that were trained when it began.
         step: And when it was last heard of.
         seconds: What it had done with its time then, by category.
-        end: How it ended, as far as it could say so: `"finished"`, `"preempted"`, `"interrupted"` (Ctrl-C), `"diverged"`
-            or `"failed"`.
+        end: How it ended, as far as it could say so: `"finished"`, `"preempted"`, `"interrupted"` (by Ctrl-C),
+            `"diverged"` or `"failed"`.
         after: Seconds that it ran on unheard, as the launcher has seen it; None where nobody has.
         after_step: Likewise, the last step that it trained.
     """

@@ -397,7 +397,7 @@ class FitSession:
         count = self._progress.count
         is_trained = (
             count.is_within and count.batch > 0
-        )  # before an epoch's first step, its hooks have changed something
+        )  # before its first step, hooks of the epoch have changed things
         if self._trained is not None or not is_trained or building.unbuilt_layers(self._fit.model):
             return self._trained
         states = self._parts.callbacks
