@@ -19,7 +19,7 @@ from keras_dist_callbacks.backups.journal import Journal
 from keras_dist_callbacks.backups.names import blob_generation
 from keras_dist_callbacks.backups.packing import tensor_bytes
 from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, Format, checked
-from keras_dist_callbacks.backups.snapshot import JSON, VARIABLES, Manifest
+from keras_dist_callbacks.backups.snapshot import JSON, VARIABLES, FitPlace, Manifest
 from keras_dist_callbacks.base.errors import DamagedBackupError, KdcError
 
 MANIFEST = Format("keras_dist_callbacks backup", 1, Manifest, MAX_MANIFEST_BYTES, allow_nan=True)
@@ -38,7 +38,7 @@ class _Order(TypedDict):
 
 _MAYBE_RANDOM: Any = _RandomStates | None
 PARTS: Mapping[str, Mapping[str, Any] | None] = {
-    "progress": {"fit": dict[str, JSON], "is_finalized": bool, "stop_training": bool, "logs": dict[str, JSON]},
+    "progress": {"fit": FitPlace, "is_finalized": bool, "stop_training": bool, "logs": dict[str, JSON]},
     "loop": {"user": JSON},
     "random": {"now": _RandomStates},
     "random_at_epoch": {"begun": _MAYBE_RANDOM, "entered": _MAYBE_RANDOM},
@@ -66,7 +66,7 @@ the run began with, `engine` what was found after a capture.
 """
 
 _OF_BOTH = ("random/now", "variables/metrics", f"input/{FINDINGS}")
-_OF_FIT = ("progress/stop_training", "input/first_epoch", "input/num_validations", "input/num_batches")
+_OF_FIT = ("progress/fit", "progress/stop_training", "input/first_epoch", "input/num_validations", "input/num_batches")
 _WITHIN_FIT = ("random_at_epoch/entered", "progress/logs")
 
 

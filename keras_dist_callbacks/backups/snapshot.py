@@ -71,6 +71,25 @@ class Position:
         return f"the end of epoch {self.epoch} (step {self.step})"
 
 
+@dataclass
+class FitPlace:
+    """Which `fit()` of a script one is, of those that save to the same directory.
+
+    Attributes:
+        number: How many had ended in the directory before it.
+        first: The number of the first of those before it that trained this model, one after the other.
+        epochs: As it was given.
+        initial_epoch: As it was given.
+        repeats: How many of all before it were given the same.
+    """
+
+    number: Count
+    first: Count
+    epochs: int
+    initial_epoch: int
+    repeats: Count = 0
+
+
 @dataclass(frozen=True)
 class Piece:
     """What one part of a training's state has saved, on one worker.
@@ -255,6 +274,11 @@ class WorkerState:
     state: Mapping[str, JSON]
     info: Mapping[str, JSON]
     other_workers: tuple[Mapping[str, np.ndarray[Any, Any]], ...] = ()
+
+    @property
+    def fit(self) -> FitPlace:
+        """Which `fit()` has saved it; not for the backup of a loop."""
+        return FitPlace(**self.state["progress/fit"])
 
     def has(self, part: str) -> bool:
         """Returns whether a part has saved a piece, maybe one without anything."""

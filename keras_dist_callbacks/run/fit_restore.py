@@ -17,7 +17,7 @@ from typing import Any
 from keras_dist_callbacks._compat import building, replay, running_fit
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.findings import Finding, sentences
-from keras_dist_callbacks.backups.snapshot import JSON, CommitId, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, CommitId, FitPlace, WorkerState
 from keras_dist_callbacks.base.errors import BackupError, BackupMismatchError
 from keras_dist_callbacks.base.process import shared
 from keras_dist_callbacks.base.process_runs import FitsIn, ProcessRuns, fits_of
@@ -25,7 +25,6 @@ from keras_dist_callbacks.base.stopwatch import stopwatch
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.run import load_backup, resume_mode
 from keras_dist_callbacks.run.engine.schedule import Schedule
-from keras_dist_callbacks.run.resume_mode import FIT_TOPIC
 from keras_dist_callbacks.state.compiled_model import Built, build
 from keras_dist_callbacks.state.facts.script_facts import changes_of_run
 from keras_dist_callbacks.state.fit_parts import FitParts
@@ -95,7 +94,7 @@ class FitRestore:
         resume: Resume,
         fit: running_fit.RunningFit,
         parts: FitParts,
-        this_fit: dict[str, JSON],
+        this_fit: FitPlace,
         runs: FitsIn,
         cluster: Cluster,
         schedule: Schedule,
@@ -120,7 +119,7 @@ class FitRestore:
             BackupMismatchError: It is that of another fit. Nothing was changed.
         """
         resume, saved, fit, cluster = self._resume, self._resume.saved, self._this_fit, self._cluster
-        leaves_no_step, left = resume_mode.leaves_no_step(saved, fit["epochs"]), self._runs.left
+        leaves_no_step, left = resume_mode.leaves_no_step(saved, fit.epochs), self._runs.left
         is_left = left.generation == resume.commit.generation  # by an earlier fit of this process
         is_of_model = left.model() is self._fit.model
         facts, described = self._parts.facts, saved.of(self._parts.facts.name)
@@ -140,8 +139,8 @@ class FitRestore:
         if why:
             message = resume_mode.another_fit_message(self._runs.directory, saved, why, deletes=deletes)
             raise BackupMismatchError(message)
-        fit.update(number=number, first=first)
-        is_of_later = resume_mode.is_of_later_fit(saved, fit)
+        fit.number, fit.first = number, first
+        is_of_later = saved.fit.number > number  # the script comes to it only after this one
         if leaves_no_step:
             # A later fit may have had another model, such as one of which more layers are trained.
             fits = not is_of_later or all(cluster.gather(self._fits(), "whether a model fits to a backup"))
@@ -149,7 +148,7 @@ class FitRestore:
         elif is_of_later:
             resume.mode = Mode.SKIP
         else:  # maybe with a model that the script builds again for each fit
-            fit["first"] = min(first, resume_mode.first_of(saved.state.get(FIT_TOPIC, fit)))
+            fit.first = min(first, saved.fit.first)
             continues = is_left and is_of_model and saved.position.kind == "end"
             all_continue = all(cluster.gather(continues, "whether a run continues in this process"))
             resume.mode = Mode.CONTINUE if all_continue else Mode.RESTORE
@@ -164,7 +163,7 @@ class FitRestore:
     @property
     def has_ended(self) -> bool:
         """Whether so many epochs were trained, or the run had stopped early."""
-        return resume_mode.has_ended(self._resume.saved, self._this_fit["epochs"])
+        return resume_mode.has_ended(self._resume.saved, self._this_fit.epochs)
 
     def begin(self) -> None:
         """Before the first epoch: restores what does not belong to an interrupted epoch."""
@@ -186,7 +185,7 @@ class FitRestore:
             return []
         if mode is Mode.SKIP:
             shared(ProcessRuns).findings[Finding("results-of-skipped")] = None
-            numbers = (str(fit["number"] + 1) for fit in (saved.state[FIT_TOPIC], self._this_fit))
+            numbers = (str(fit.number + 1) for fit in (saved.fit, self._this_fit))
             return [Finding("skipped", detail=tuple(numbers))]
         if mode is Mode.COMPLETE:
             changes = facts.of_another_training if self.has_ended else facts.compile_changes
@@ -237,7 +236,7 @@ class FitRestore:
             return []
         if position.kind != "end":
             # Its History is that of all its epochs, whatever it is asked to begin with now.
-            fits_of(fit.model).asked = saved.state[FIT_TOPIC]["initial_epoch"], fit.epochs
+            fits_of(fit.model).asked = saved.fit.initial_epoch, fit.epochs
         found = self._restore(Moment.START)
         self._resume.is_pending = position.kind == "within"  # then most follows in `enter_epoch`
         return found

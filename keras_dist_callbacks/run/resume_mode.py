@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups import finite, verdict
 from keras_dist_callbacks.backups.findings import FINISHED, Finding
-from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, FitPlace, WorkerState
 from keras_dist_callbacks.base.process import shared
 from keras_dist_callbacks.base.process_runs import FitsIn, ProcessRuns
 from keras_dist_callbacks.base.terminal import warn
 from keras_dist_callbacks.checkpoints import files, foreign
 from keras_dist_callbacks.storage.storage import Storage
-
-FIT_TOPIC = "progress/fit"
-"""What a backup has of a fit's arguments and its place in the script.
-
-`number`: how many fits had ended in the directory before it. `first`: the number of the first of those before it that
-trained this model, one after the other. `repeats`: how many of all before it were given the same.
-"""
-
 
 WHY_OF_ANOTHER = {
     "later-model": "fit() number {0} of the interrupted process saved it, and trained a model of its own; this is "
@@ -34,31 +26,16 @@ WHY_OF_ANOTHER = {
 """What shows that a backup is that of another fit, and the sentence for it."""
 
 
-def place_in_script(runs: FitsIn, fit: RunningFit) -> dict[str, JSON]:
+def place_in_script(runs: FitsIn, fit: RunningFit) -> FitPlace:
     """Returns what distinguishes one fit of a process from another in the same directory."""
     number = runs.last.number + 1
     first = runs.last.first if runs.last.model() is fit.model else number
-    return {"number": number, "first": first, "epochs": int(fit.epochs), "initial_epoch": fit.initial_epoch}
-
-
-def first_of(fit: Mapping[str, JSON]) -> int:
-    """Returns the number of the first fit of the same model."""
-    return int(fit.get("first", fit["number"]))
-
-
-def is_of_later_fit(saved: WorkerState, fit: Mapping[str, JSON]) -> bool:
-    """Returns whether a backup was saved by a fit that the script comes to only after this one.
-
-    Args:
-        saved: The backup.
-        fit: As of `place_in_script`.
-    """
-    return bool(saved.state.get(FIT_TOPIC, fit)["number"] > fit["number"])
+    return FitPlace(number, first, int(fit.epochs), fit.initial_epoch)
 
 
 def match(
     saved: WorkerState,
-    fit: Mapping[str, JSON],
+    fit: FitPlace,
     seed: JSON,
     *,
     is_same: bool,
@@ -82,19 +59,19 @@ def match(
         The fit's number then, the number of the first fit of its model, and what shows that the backup is that of
         another fit: nothing, or a name of `WHY_OF_ANOTHER` and what fills its sentence.
     """
-    before = saved.state.get(FIT_TOPIC, fit)
-    number, first, of_backup, first_of_backup = fit["number"], first_of(fit), before["number"], first_of(before)
-    if all(before[name] == fit[name] for name in ("epochs", "initial_epoch")):
-        is_the_only_one = is_same and not before.get("repeats", of_backup)
-        if is_the_only_one or before["initial_epoch"] > 0:  # the script skips those that are finished
-            number, first = of_backup, first_of_backup
+    before = saved.fit
+    number, first = fit.number, fit.first
+    if (before.epochs, before.initial_epoch) == (fit.epochs, fit.initial_epoch):
+        is_the_only_one = is_same and not before.repeats
+        if is_the_only_one or before.initial_epoch > 0:  # the script skips those that are finished
+            number, first = before.number, before.first
     why: tuple[str, ...] = ()
     was = saved.info.get("seed")
-    if number < first_of_backup:
-        why = "later-model", str(of_backup + 1), str(number + 1)
+    if number < before.first:
+        why = "later-model", str(before.number + 1), str(number + 1)
     elif left_by_other_model:
         why = ("other-model",)
-    elif not first_of_backup == of_backup <= number or not (number == first or leaves_no_step(saved, fit["epochs"])):
+    elif not before.first == before.number <= number or not (number == first or leaves_no_step(saved, fit.epochs)):
         pass  # in a row of fits of one model, the number decides
     elif None not in (was, seed) and was != seed:
         why = "seed", str(was), str(seed)
@@ -139,9 +116,9 @@ def note_finished(saved: WorkerState, *, has_ended: bool) -> list[Finding]:
     return later
 
 
-def warn_of_shared_directory(directory: str, fit: Mapping[str, JSON], *, deletes: bool) -> None:
+def warn_of_shared_directory(directory: str, fit: FitPlace, *, deletes: bool) -> None:
     """Warns of a fit that trains from the start in the directory of an earlier one."""
-    if fit["number"] and not fit["initial_epoch"]:
+    if fit.number and not fit.initial_epoch:
         warn(
             f"an earlier fit() of this process had the backup_dir {directory} too. After a restart, that fit() is not "
             "trained again if this one was interrupted; give each fit() a directory of its own"

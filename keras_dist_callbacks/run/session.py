@@ -184,7 +184,7 @@ class FitSession:
         if agreed is not None:  # a worker may need none
             self._runs.seed = agreed
         if agreed is not None and orders.needs_seed:
-            orders.begin(agreed, self._this_fit["number"])
+            orders.begin(agreed, self._this_fit.number)
 
     def _build(self, saved: WorkerState) -> None:
         try:
@@ -341,7 +341,7 @@ class FitSession:
         self.run.reported.enter(Phase.END)
         self._fit.clear_initial_epoch()
         self._runs.given[self._given] += 1
-        number, first = self._this_fit["number"], self._this_fit["first"]
+        number, first = self._this_fit.number, self._this_fit.first
         self._runs.last = Ended(number, first, reference(self._fit.model), reference(self._fit.input))
         if self._resume is not None and self.runs_no_step:
             if delete and self.is_at_end:
@@ -432,7 +432,7 @@ class FitSession:
     def _given(self) -> str:
         """What is equal for two fits that were given the same, the seed included."""
         fit, given = self._this_fit, self._parts.facts.digest
-        return f"{given} {self.run.description['seed']} {fit['initial_epoch']} {fit['epochs']}"
+        return f"{given} {self.run.description['seed']} {fit.initial_epoch} {fit.epochs}"
 
     @property
     def _progress(self) -> Progress:
@@ -440,5 +440,5 @@ class FitSession:
 
     def _capture(self, kind: Literal["within", "between", "end"]) -> Snapshot:
         with gc_paused():
-            self._this_fit["repeats"] = self._runs.given[self._given]
+            self._this_fit.repeats = self._runs.given[self._given]
             return snapshot_of(self._parts, self._progress.count.position(kind), self.run.earlier)

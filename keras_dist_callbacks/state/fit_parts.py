@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from keras_dist_callbacks._compat import building, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
-from keras_dist_callbacks.backups.snapshot import JSON
+from keras_dist_callbacks.backups.snapshot import FitPlace
 from keras_dist_callbacks.base.process_runs import FitsIn
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.state.architecture import Architecture
@@ -52,7 +52,7 @@ class FitParts:
         callbacks: Sequence[Any],
         cluster: Cluster,
         directory: str,
-        this_fit: Mapping[str, JSON],
+        this_fit: FitPlace,
         runs: FitsIn,
         *,
         read_again: bool,

@@ -5,12 +5,13 @@ Steps are counted here, because `optimizer.iterations` stands still under gradie
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Literal
 
 from keras_dist_callbacks._compat import running_fit
 from keras_dist_callbacks.backups.findings import Finding
-from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, Saved, SharedTensor
+from keras_dist_callbacks.backups.snapshot import JSON, FitPlace, Piece, Position, Saved, SharedTensor
 from keras_dist_callbacks.base import static
 from keras_dist_callbacks.state.own_values import from_json
 from keras_dist_callbacks.state.part import Moment, Part, moment_of_arrival
@@ -82,7 +83,7 @@ class Progress(Part):
     Args:
         fit: The running fit.
         callbacks: All whose state belongs to training.
-        this_fit: What distinguishes it from others in the same directory, see `resume_mode.place_in_script`.
+        this_fit: What distinguishes it from others in the same directory, see `FitPlace`.
 
     Attributes:
         count: Epochs and batches.
@@ -90,7 +91,7 @@ class Progress(Part):
 
     name = "progress"
 
-    def __init__(self, fit: running_fit.RunningFit, callbacks: Sequence[Any], this_fit: Mapping[str, JSON]) -> None:
+    def __init__(self, fit: running_fit.RunningFit, callbacks: Sequence[Any], this_fit: FitPlace) -> None:
         self._fit, self._callbacks, self._this_fit = fit, callbacks, this_fit
         self.count = StepCounter()
 
@@ -98,7 +99,7 @@ class Progress(Part):
         """Returns what fit is and knows at this place."""
         model = self._fit.model
         topics: dict[str, JSON] = {
-            "fit": dict(self._this_fit),
+            "fit": asdict(self._this_fit),
             "is_finalized": position.kind == "end" and _finalizes(model, self._callbacks),
             "stop_training": bool(model.stop_training),
         }

@@ -202,6 +202,7 @@ def test_everything_a_manifest_holds_is_shown(url: str) -> None:
     }
     state = {
         "callbacks/EarlyStopping(monitor=loss)": {"wait": 1},
+        "progress/fit": {"number": 0, "first": 0, "epochs": 5, "initial_epoch": 0},
         "progress/stop_training": False,
         "objects/changed": {"callback Watcher()/losses": [[0.5], ""], "callback Watcher()/cuts": [1, ""]},
     }

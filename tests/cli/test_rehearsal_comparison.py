@@ -45,7 +45,7 @@ CHANGED: dict[str, tuple[Any, Any]] = {
     "random_at_epoch/entered": (random_states(), random_states(1)),
     "random_at_epoch/begun": (random_states(), random_states(1)),
     "input/random": (random_states(), random_states(1)),
-    "progress/fit": ({"number": 0, "epochs": 5, "initial_epoch": 0}, {"number": 1, "epochs": 5, "initial_epoch": 0}),
+    "progress/fit": tuple({"number": n, "first": 0, "epochs": 5, "initial_epoch": 0} for n in (0, 1)),
     "input/num_batches": (10, 11),
     "input/first_epoch": (0, 1),
     "input/num_validations": (1, 2),

@@ -40,6 +40,7 @@ def fit_state() -> dict[str, Any]:
     state = loop_state()
     del state["loop/user"], state["loop/findings"]
     of_input = {"input/num_batches": 10, "input/first_epoch": 0, "input/num_validations": 0}
-    progress = {"progress/is_finalized": False, "progress/stop_training": False, "progress/logs": {}}
+    fit = {"progress/fit": {"number": 0, "first": 0, "epochs": 5, "initial_epoch": 0, "repeats": 0}}
+    progress = {**fit, "progress/is_finalized": False, "progress/stop_training": False, "progress/logs": {}}
     nothing: dict[str, Any] = {"input/variables": [], "step/variables": []}
     return {**state, **of_input, **progress, **nothing}

@@ -18,7 +18,7 @@ from keras_dist_callbacks._compat import input_inspection, pass_seeds, pipeline,
 from keras_dist_callbacks._compat.input_inspection import PythonCode
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.findings import Finding, made
-from keras_dist_callbacks.backups.snapshot import JSON, Piece, Position, Saved, SharedArray, SharedTensor
+from keras_dist_callbacks.backups.snapshot import JSON, FitPlace, Piece, Position, Saved, SharedArray, SharedTensor
 from keras_dist_callbacks.base import static
 from keras_dist_callbacks.base.process_runs import FitsIn
 from keras_dist_callbacks.base.terminal import reading
@@ -58,7 +58,7 @@ class DataPosition(Part):
         callbacks: Its callbacks.
         code: Its Python code.
         uses: Says of a variable's key whether the model has it or its train step uses it.
-        this_fit: What distinguishes this fit from others in the same directory, see `resume_mode.place_in_script`.
+        this_fit: What distinguishes this fit from others in the same directory, see `FitPlace`.
         runs: What this process knows of the fits in the directory.
         read_again: Whether past epochs are read again instead of creating their iterators only.
         shown: Whether a bar may be drawn while they are.
@@ -79,7 +79,7 @@ class DataPosition(Part):
         callbacks: Iterable[Any],
         code: InputCode,
         uses: Callable[[int], bool],
-        this_fit: Mapping[str, JSON],
+        this_fit: FitPlace,
         runs: FitsIn,
         *,
         read_again: bool,
@@ -218,7 +218,7 @@ class DataPosition(Part):
             return []
         is_next = self._shares is False
         if self.order.is_of_fit:
-            is_next = saved.mine.state["fit"] != self._this_fit["number"]  # and not the same one with more epochs
+            is_next = saved.mine.state["fit"] != self._this_fit.number  # and not the same one with more epochs
         if is_next:
             self.first_epoch, self.validations = saved.position.epoch, 0
         elif self._shares is None and self.shares_passes:
@@ -227,7 +227,7 @@ class DataPosition(Part):
 
     def adopt(self, saved: Saved) -> list[Finding]:
         """The fit is finished: what follows finds its input as the fit has left it."""
-        self.passes.note_finished(saved, int(self._this_fit["initial_epoch"]))
+        self.passes.note_finished(saved, self._this_fit.initial_epoch)
         self._restore_own_state(saved)
         return []
 
@@ -267,7 +267,7 @@ class DataPosition(Part):
         of_passes, passes = self.passes.capture()
         topics: dict[str, JSON] = {
             **{**self._own, **hidden, **of_passes, **self.order.capture()},
-            "fit": self._this_fit["number"],
+            "fit": self._this_fit.number,
             "num_batches": self._fit.num_batches,
             "first_epoch": self.first_epoch or 0,
             "num_validations": self.validations,
