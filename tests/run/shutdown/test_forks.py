@@ -116,21 +116,9 @@ KINDS = [kind for kind in forks_job.KINDS if kind != "none" and (kind != "torch"
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("kind", ["pydataset", "process", "daemon"])
-def test_a_run_with_processes_ends_as_without_this_package(kind: str, tmp_path: Path, plain_end: str) -> None:
-    check_run(kind, tmp_path, plain_end)
-
-
-@pytest.mark.chaos
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_with_any_processes_ends_as_without_this_package(kind: str, tmp_path: Path, plain_end: str) -> None:
     check_run(kind, tmp_path, plain_end)
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize(("kind", "group"), [("pydataset", False), ("pool", True)])
-def test_a_preempted_run_with_processes_loses_no_step(kind: str, group: bool, tmp_path: Path, plain_end: str) -> None:
-    check_preempted(kind, tmp_path, plain_end, group=group)
 
 
 @pytest.mark.chaos
