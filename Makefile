@@ -5,6 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 AZURITE := 3.35.0
+DOCS := "$(BIN)/sphinx-build -q -n -W --keep-going docs build/docs"
 LINT := "$(BIN)/ruff check ." "$(BIN)/ruff format --check ." "$(BIN)/mypy" "$(BIN)/lint-imports"
 
 # `make chaos` takes other cases each day; `make chaos SEED=7` takes those of a certain one.
@@ -19,7 +20,7 @@ PAIRS ?=
 # A Markdown file for the table of `make gpu`.
 OUT ?=
 
-.PHONY: help venv demo test quick lint recipes versions chaos chaos-full bench gpu clean
+.PHONY: help venv demo test quick lint docs links recipes versions chaos chaos-full bench gpu clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +28,8 @@ help:
 	@echo "make test        the gate: linters, types, layers and tests"
 	@echo "make quick       within a minute: style, and tests that need no other process"
 	@echo "make lint        the gate without the tests"
+	@echo "make docs        the documentation site, in build/docs"
+	@echo "make links       whether what the site links to in other places exists"
 	@echo "make recipes     the examples with other libraries, killed and resumed; in an environment of their own"
 	@echo "make versions    the README's example, killed and resumed, under each supported Python, TensorFlow and Keras"
 	@echo "make chaos       a share of every stress test, by seed: SEED=$(SEED) SHARE=$(SHARE)"
@@ -42,7 +45,7 @@ $(STAMP): pyproject.toml
 		{ echo "$(PYTHON) is older than Python 3.11; name another one: make PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable ".[test]" --group dev
+	$(BIN)/python -m pip install --quiet --editable ".[test]" --group dev --group docs
 	@# Azure's tests need its emulator; without npm they are skipped, and say so.
 	if command -v npm >/dev/null; then npm install --silent --no-fund --no-audit --prefix .venv/azurite azurite@$(AZURITE); fi
 	touch $@
@@ -51,13 +54,19 @@ demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP)
-	@.ci/parts $(LINT) "$(BIN)/python -m pytest -n 2 --dist worksteal --durations 10 --durations-min 0"
+	@.ci/parts $(LINT) $(DOCS) "$(BIN)/python -m pytest -n 2 --dist worksteal --durations 10 --durations-min 0"
 
 quick: $(STAMP)
 	@.ci/parts "$(BIN)/ruff check --quiet ." "$(BIN)/python -m pytest -n 2 --dist worksteal -q --durations 5 -m 'not (chaos or cluster or kill or process or slow)'"
 
 lint: $(STAMP)
 	@.ci/parts $(LINT)
+
+docs: $(STAMP)
+	@.ci/parts $(DOCS)
+
+links: $(STAMP)
+	$(BIN)/sphinx-build -q -n -b linkcheck docs build/links
 
 recipes: .venv/recipes/.installed
 	.venv/recipes/bin/python -m pytest -n 2 -m "" --durations 10 tests/examples
