@@ -1,66 +1,23 @@
-"""What the README shows is run, and what it names exists."""
+"""What the README names exists; its blocks run in `test_pages.py`."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import pytest
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.advanced import Cluster
 from keras_dist_callbacks.backups.names import commit_name
 from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.run import announcing
-from tests.support import ROOT, forget_runs, public
+from tests.support import ROOT, public
 from tests.versions import kill_and_resume, matrix
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-
-
-def python_blocks(page: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
-def test_the_readmes_example_trains_and_its_rerun_runs_no_step(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (code,) = [block for block in python_blocks(ROOT / "README.md") if "gs://bucket" in block]
-    assert code.count("gs://bucket") == 4
-    local = code.replace("gs://bucket", str(tmp_path)).replace("epochs=12", "epochs=2, verbose=0")
-    local = re.sub("tf.config.experimental.enable_op_determinism.*", "", local)  # it cannot be undone in this process
-    histories = []
-    for _ in range(2):
-        forget_runs()  # a rerun is a process of its own
-        namespace: dict[str, Any] = {}
-        exec(compile(local, "README.md", "exec"), namespace)  # noqa: S102 - our own README
-        histories.append(namespace["model"].history.history)
-    assert histories[0] == histories[1]
-    assert "Resumed from" in capsys.readouterr().out
-    assert len(list((tmp_path / "run1/checkpoints").glob("*.keras"))) == 2
-    assert kdc.latest_checkpoint(tmp_path / "run1/checkpoints") is not None
-    assert np.isfinite(histories[0]["loss"]).all()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
-def test_examples_run_as_they_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other, in an empty directory: a page may read what the README's example has saved."""
-    monkeypatch.chdir(tmp_path)
-    local, _ = python_blocks(ROOT / "README.md")
-    run = local.replace("save_freq=200", "save_freq=200, delete_checkpoint=False").replace("16000", "1600")
-    run = run.replace("verbose=2", "verbose=0")
-    assert run.count("delete_checkpoint=False") == 1
-    for code in [run, *(block for page in DOCS for block in python_blocks(page))]:
-        exec(compile(code, "an example", "exec"), {"__name__": "__main__"})  # noqa: S102 - our own documentation
 
 
 def test_the_readme_shows_the_line_that_a_resume_prints() -> None:

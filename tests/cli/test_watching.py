@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli import watching
 from keras_dist_callbacks.storage.storage import Storage
-from tests.support.cli_backups import begin, commands_of, commit, kdc, kdc_json
+from tests.support.cli_backups import begin, commit, kdc, kdc_json
 
 NOW = 1_800_000_000.0
 BEGAN = NOW - 1000.0
@@ -158,16 +157,6 @@ def test_json_has_all_that_the_screen_shows(tmp_path: Path) -> None:
 )
 def test_a_curve_in_one_line(values: list[float], curve: str) -> None:
     assert watching.sparkline(values) == curve
-
-
-def test_every_command_of_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    saved(Path("runs/backup"), (0, 130), (130, 230), age=NOW - time.time())
-    commands = commands_of("watching.md")
-    assert len(commands) == 4
-    for command in commands:
-        result = kdc(*shlex.split(command)[1:])
-        assert result.exit_code == 0, (command, result.output)
 
 
 def test_a_report_loads_nothing_and_shows_processes_and_curves(tmp_path: Path) -> None:

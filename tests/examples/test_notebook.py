@@ -1,14 +1,16 @@
-"""The example's notebook, in a real kernel: interrupted as the button does it, and killed."""
+"""Notebooks in a real kernel: the tutorial's as it is; the example's, interrupted as the button does it, and killed."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import ROOT
+from tests.support.pages import is_shown, without_numbers
 
 nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
@@ -31,11 +33,17 @@ more_callbacks = [Signal()]
 class Session:
     """A kernel with the notebook, of which cells are run one by one."""
 
-    def __init__(self, directory: Path) -> None:
-        self.book = nbformat.read(ROOT / "examples" / "interrupted_notebook.ipynb", as_version=4)
+    def __init__(self, directory: Path, name: str = "examples/interrupted_notebook.ipynb") -> None:
+        self.book = nbformat.read(ROOT / name, as_version=4)
         # as Jupyter starts a kernel: it listens to the button even if this process was started in the background
-        environment = {**os.environ, "RUN_DIRECTORY": str(directory), "PYTHONPATH": str(ROOT)}
-        self.client = nbclient.NotebookClient(self.book, timeout=300, kernel_name="python3")
+        environment = {
+            **os.environ,
+            "RUN_DIRECTORY": str(directory),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+        }
+        place = {"metadata": {"path": str(directory.parent)}}
+        self.client = nbclient.NotebookClient(self.book, timeout=300, kernel_name="python3", resources=place)
         self.kernel = self.client.setup_kernel(env=environment)
 
     def run(self, name: str, source: str | None = None) -> str:
@@ -76,3 +84,20 @@ def test_a_notebook_continues_after_an_interrupt_and_after_the_death_of_its_kern
                 again.run("settings")
                 assert ": exact" in again.run("training")
                 assert again.run("losses") == expected
+
+
+@pytest.mark.timeout(900)
+def test_the_tutorials_notebook_prints_what_it_shows(tmp_path: Path) -> None:
+    session = Session(tmp_path / "run", "docs/tutorial.ipynb")
+    cells = [cell for cell in session.book.cells if cell.cell_type == "code"]
+    assert cells.pop(0).source.startswith("%pip install ")  # what it installs is here already
+    page = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+    with session.kernel:
+        for cell in cells:
+            shown = [line for output in cell.outputs for line in output.text.splitlines()]
+            printed = without_numbers(session.run(cell.id))
+            for line in without_numbers("\n".join(shown)):
+                assert any(is_shown(line, each) for each in printed), (line, printed)
+            if cell.source.startswith("%%writefile"):
+                name, code = cell.source.removeprefix("%%writefile ").split("\n", 1)
+                assert f"```python\n# {name}\n{code}\n```" in page

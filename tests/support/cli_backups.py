@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,6 @@ from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.record import Checkpoint
 from keras_dist_callbacks.cli.app import app
 from keras_dist_callbacks.storage.storage import Storage
-from tests.support import ROOT
 from tests.support.checkpoints import record, write_model
 from tests.support.states import fit_state
 
@@ -46,13 +44,6 @@ def kdc_json(*arguments: object, code: int = 0) -> Any:
     result = kdc(*arguments, "--json")
     assert result.exit_code == code, result.output
     return json.loads(result.stdout)
-
-
-def commands_of(page: str) -> list[str]:
-    """The commands that a page of the documentation shows, in their order."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [line.partition("#")[0].strip() for language, block in blocks if not language for line in block.splitlines()]
 
 
 def urls(tmp_path: Path) -> dict[str, str]:

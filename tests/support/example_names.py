@@ -60,18 +60,33 @@ def _leave_a_run(directory: str) -> str:
     return BackupStore(Storage.open(f"{directory}/backup")).commits()[-1].label
 
 
-def run(code: str) -> None:
-    """Runs an example in the current directory, which stands for the bucket too; of its epochs two."""
+def names() -> dict[str, Any]:
+    """What examples use and do not make."""
     x, y = tiny.data()
-    names: dict[str, Any] = {"kdc": kdc, "keras": keras, "tf": tf, "x": x, "y": y, "build_model": tiny.model}
-    names |= {**_loop(), "dataset": tiny.shuffled(), "batches": Rows(), "batches_per_epoch": tiny.STEPS}
-    names |= {"files": tf.data.Dataset.from_tensor_slices((x, y)), "GradualUnfreezing": GradualUnfreezing}
-    code = re.sub(r"(?:gs|s3)://bucket", "bucket", re.sub(r"(\bepochs=|\.epochs\()\d+", r"\g<1>2", code))
+    found: dict[str, Any] = {"kdc": kdc, "keras": keras, "tf": tf, "x": x, "y": y, "build_model": tiny.model}
+    found |= {**_loop(), "dataset": tiny.shuffled(), "batches": Rows(), "batches_per_epoch": tiny.STEPS}
+    return {
+        **found,
+        "files": tf.data.Dataset.from_tensor_slices((x, y)),
+        "GradualUnfreezing": GradualUnfreezing,
+        "__name__": "__main__",
+    }
+
+
+def shortened(code: str) -> str:
+    """The same with a directory in place of the bucket, two epochs and fewer rows."""
+    code = re.sub(r"(?:gs|s3|az|abfs)://bucket", "bucket", re.sub(r"(\bepochs=|\.epochs\()\d+", r"\g<1>2", code))
+    return code.replace("16000", "1600")
+
+
+def run(code: str) -> None:
+    """Runs an example in the current directory."""
+    given, code = names(), shortened(code)
     with contextlib.ExitStack() as held:
         if re.search(r"load_backup|SidecarEvaluator|best_checkpoint|rollback", code):
             code = code.replace("2-14", _leave_a_run("bucket/run1" if "bucket" in code else "."))
         if "checkpointer." in code and "kdc.Checkpointer(" not in code:
-            loop = kdc.Checkpointer("loop", model=names["model"], optimizer=names["optimizer"], verbose=0)
-            names["checkpointer"] = held.enter_context(loop)
+            loop = kdc.Checkpointer("loop", model=given["model"], optimizer=given["optimizer"], verbose=0)
+            given["checkpointer"] = held.enter_context(loop)
             loop.restore()
-        exec(compile(code, "an example", "exec"), names)  # noqa: S102 - our own documentation
+        exec(compile(code, "an example", "exec"), given)  # noqa: S102 - our own documentation
