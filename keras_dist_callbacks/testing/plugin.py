@@ -1,14 +1,18 @@
-"""The pytest plugin: clusters of real processes that are gone when the test is."""
+"""The pytest plugin: clusters of real processes that are gone when the test is.
+
+pytest imports this module in every environment that has the package: what a test needs is imported when it asks for it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from keras_dist_callbacks.testing.local_cluster import LocalCluster
+if TYPE_CHECKING:
+    from keras_dist_callbacks.testing.local_cluster import LocalCluster
 
 
 class ClusterFactory(Protocol):
@@ -24,6 +28,8 @@ def local_cluster(tmp_path: Path) -> Iterator[ClusterFactory]:
 
     Whatever still runs when the test ends is killed. pytest shows the ends of the logs if the test failed.
     """
+    from keras_dist_callbacks.testing.local_cluster import LocalCluster
+
     clusters: list[LocalCluster] = []
 
     def make(command: Sequence[str], num_workers: int = 2, **options: Any) -> LocalCluster:

@@ -17,7 +17,7 @@ from keras_dist_callbacks.backups.retention import Rules
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.end_note import END_NOTE, EndNote
 from keras_dist_callbacks.checkpoints.record import CHECKPOINT, CheckpointRecord
-from tests.support import ROOT, tiny
+from tests.support import KERAS, ROOT, tiny
 from tests.support.checkpoints import opened
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -42,6 +42,8 @@ def test_a_checkpoint_of_version_1_is_read_and_loaded(name: str, tmp_path: Path)
         digest=found.digest,
     )
     if name.endswith(".keras"):
+        if KERAS < (3, 13):
+            pytest.skip("a newer Keras has written the file")
         model = keras.models.load_model(tmp_path / name)
     else:
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

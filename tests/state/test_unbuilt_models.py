@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support import tiny
+from tests.support import KERAS, tiny
 
 Make = Callable[[], keras.Model]
 
@@ -157,7 +157,8 @@ def counting() -> list[Any]:
 @pytest.mark.in_gate(2)
 def test_a_model_that_its_first_step_builds_resumes_exactly(name: str, where: tuple[int, int], tmp_path: Path) -> None:
     ended = tiny.resumes(tmp_path, MODELS[name], at=where, callbacks=counting, expects=None)
-    last_of_execution = where[1] + (name == "several steps per execution")
+    # before Keras 3.11, callbacks are given the first step of an execution
+    last_of_execution = where[1] + (name == "several steps per execution" and KERAS >= (3, 11))
     assert ended.callbacks[0].trained[0] == (where[0], last_of_execution)
 
 

@@ -1,6 +1,7 @@
 """What tests share: models, workloads of real processes, stores; no test lives here."""
 
 import dataclasses
+import importlib.metadata
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from keras_dist_callbacks.base.process_runs import ProcessRuns
 
 SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]
+KERAS = tuple(int(number) for number in importlib.metadata.version("keras").split(".")[:2])  # for what older ones lack
 
 
 def forget_runs() -> None:

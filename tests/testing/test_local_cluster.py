@@ -238,6 +238,21 @@ def test_run_until_done_gives_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_the_plugin_imports_next_to_nothing_before_a_test_asks_for_a_cluster() -> None:
+    """pytest loads it in every environment that has the package; `local_cluster` costs a tenth of a second."""
+    name = "keras_dist_callbacks"
+    code = f"""
+import sys, pytest
+known = {{*sys.modules}}
+import {name}.testing.plugin
+print(*sorted({{*sys.modules}} - known))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    loaded = ["", ".base", ".base.lazy", ".testing", ".testing.plugin"]
+    assert result.stdout.split() == [f"{name}{module}" for module in loaded]
+
+
+@pytest.mark.process
 def test_the_plugin_cleans_up_and_does_not_import_tensorflow(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         """
