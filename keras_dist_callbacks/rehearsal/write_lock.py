@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Iterable
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # numbers of the system calls
@@ -36,6 +37,8 @@ def restrict_writing(directories: Iterable[str]) -> bool:
     Returns:
         Whether the kernel can do that.
     """
+    if sys.platform != "linux":
+        return False  # other systems have other calls under these numbers
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(_CREATE, None, 0, _VERSION) < _LEAST_VERSION:
         return False

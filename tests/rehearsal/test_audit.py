@@ -158,3 +158,12 @@ def test_a_system_without_landlock_is_left_as_it_is(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("keras_dist_callbacks.rehearsal.write_lock.ctypes.CDLL", lambda *a, **options: Libc())
     assert not restrict_writing(["/"])
+
+
+def test_no_other_system_is_asked_by_the_numbers_of_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*_: object, **__: object) -> None:
+        raise AssertionError("a system call of Linux")
+
+    monkeypatch.setattr("keras_dist_callbacks.rehearsal.write_lock.ctypes.CDLL", asked)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not restrict_writing(["/"])
