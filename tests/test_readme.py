@@ -84,3 +84,8 @@ def test_the_bounds_of_the_package_are_those_that_make_versions_runs() -> None:
     assert project["requires-python"] == f">={versions[0]}"
     named = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
     assert named == versions
+
+
+def test_the_table_of_versions_is_what_make_versions_has_written() -> None:
+    assert matrix.documented() == matrix.table(matrix.kept())
+    assert all(row.pair in matrix.PAIRS for row in matrix.kept())

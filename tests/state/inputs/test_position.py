@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow  # complete fits
 @pytest.mark.parametrize(
     "where",
     [pytest.param((1, 1), marks=pytest.mark.chaos), pytest.param((3, 0), marks=pytest.mark.chaos), (3, 1)],
-    ids=str,
+    ids=["epoch1", "between", "epoch3"],
 )
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.in_gate(2)
