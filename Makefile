@@ -13,14 +13,15 @@ SEED ?= $(shell date +%j | sed 's/^0*//')
 SHARE ?= 0.15
 PART ?= tests
 
-# Interpreters of `make versions`: names on PATH or paths; and pairs such as 2.21:3.12 or 2.21:newest.
+# Interpreters of `make versions`: names on PATH or paths; pairs such as 2.21:3.12 or 2.21:newest; and its checks.
 PYTHONS ?=
 PAIRS ?=
+CHECKS ?=
 
 # A Markdown file for the table of `make gpu`.
 OUT ?=
 
-.PHONY: help venv demo test quick lint docs links recipes versions chaos chaos-full bench gpu clean
+.PHONY: help venv demo test quick lint docs links recipes versions package chaos chaos-full bench gpu clean
 .DEFAULT_GOAL := help
 
 help:
@@ -31,7 +32,8 @@ help:
 	@echo "make docs        the documentation site, in build/docs"
 	@echo "make links       whether what the site links to in other places exists"
 	@echo "make recipes     the examples with other libraries, killed and resumed; in an environment of their own"
-	@echo "make versions    the README's example, killed and resumed, under each supported Python, TensorFlow and Keras"
+	@echo "make versions    kills, resumes and quick tests under each supported Python, TensorFlow and Keras"
+	@echo "make package     build wheel and sdist, check them, install the wheel elsewhere and use it there"
 	@echo "make chaos       a share of every stress test, by seed: SEED=$(SEED) SHARE=$(SHARE)"
 	@echo "make chaos-full  every stress test completely; continues where an earlier run on this commit ended; PART=$(PART)"
 	@echo "make bench       what backups cost, next to Keras', Orbax' and TensorFlow's own"
@@ -78,7 +80,10 @@ recipes: .venv/recipes/.installed
 	touch $@
 
 versions:
-	$(PYTHON) tests/versions/matrix.py $(PYTHONS) $(if $(PAIRS),--pairs $(PAIRS))
+	$(PYTHON) tests/versions/matrix.py $(PYTHONS) $(if $(PAIRS),--pairs $(PAIRS)) $(if $(CHECKS),--checks $(CHECKS))
+
+package: $(STAMP)
+	$(BIN)/python -m tests.versions.package
 
 chaos: $(STAMP)
 	@echo "the same cases again: make chaos SEED=$(SEED) SHARE=$(SHARE)"
