@@ -240,7 +240,10 @@ def named_variables(model: Any) -> dict[str, Any]:
             count += 1
             name = f"{path}#{count}"
         if components(variable)[0].dtype.name in {"string", "resource", "variant"}:
-            raise BackupError(f"variable {path!r} has the type {variable.dtype}, which backups do not support")
+            raise BackupError(
+                f"variable {path!r} has the type {variable.dtype}, which backups do not support: keep such a value in "
+                "a Python attribute or a lookup layer"
+            )
         named[name] = variable
     return named
 

@@ -157,7 +157,9 @@ CATALOG: Mapping[str, Row] = {
         "the optimizer has variables now that the backup does not have ({items}); they are not restored",
         item="{0}",
     ),
-    "local-state": Row("lost", "{subject}'s local state was too large to be saved", "raise max_local_state"),
+    "local-state": Row(
+        "lost", "{subject}'s local state was too large to be saved", "raise WriteOptions(max_local_state=...)"
+    ),
     # --- what training has made of the compiled model
     "compiled": Row(
         "lost", "compile() was called during fit()", "compile before fit(), or call fit() again after compile()"
@@ -169,7 +171,7 @@ CATALOG: Mapping[str, Row] = {
         "lost", "run_eagerly or jit_compile was changed during fit()", "give it to compile() before fit()"
     ),
     "variables-trainable": Row(
-        "lost", "training has changed trainable of single variables ({items})", "set that of layers", item="{0}"
+        "lost", "training has changed trainable of single variables ({items})", "set trainable of layers", item="{0}"
     ),
     "as-compiled": Row(
         "lost",
@@ -287,7 +289,7 @@ CATALOG: Mapping[str, Row] = {
     "order-fixed-now": Row(
         "lost",
         "the order of the interrupted run's input had no seed, and now it has one or needs none",
-        "resume without it",
+        "resume without that seed",
     ),
     # --- the input: what two runs read differently
     "loose-order": Row(
@@ -477,8 +479,8 @@ CATALOG: Mapping[str, Row] = {
     ),
     "loop-twice": Row(
         "lost",
-        "the loop had called batches() or iterator() more than once in the interrupted epoch, and a resume goes on in "
-        "the first of them",
+        "the loop had called batches() or iterator() more than once in the interrupted epoch, and a resume continues "
+        "in the first of them",
         "zip the datasets, or call save() between epochs",
     ),
     # --- starts from a checkpoint

@@ -153,5 +153,8 @@ def _move(store: BackupStore, name: str, to: str) -> None:
         return  # moved already
     except FileExistsError:  # by one that ended before it deleted the other
         if storage.read(to, 0, MAX_MANIFEST_BYTES) != content:
-            raise BackupError(f"{storage.display(to)} is another file than {storage.display(name)}") from None
+            raise BackupError(
+                f"{storage.display(to)} exists, and differs from {storage.display(name)}, which would take its place: "
+                "move one of them elsewhere"
+            ) from None
     storage.delete(name)

@@ -52,7 +52,10 @@ def claim(storage: Storage, template: str) -> None:
         except StorageError as error:
             failure = error
     if not is_written:
-        warn(f"cannot write whose checkpoints these are, so a run that another job supersedes goes on: {failure}")
+        warn(
+            f"cannot record that this run writes {storage.display(template)} now, so an older run that still writes "
+            f"there does not stop: {failure}"
+        )
 
 
 def check(storage: Storage, template: str) -> None:

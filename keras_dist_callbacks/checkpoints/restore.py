@@ -404,7 +404,8 @@ def _same_on_all(
             found = files.fetch(storage, agreed.name, into)
         if found != agreed:
             raise BackupMismatchError(
-                f"{storage.display(agreed.name)} was replaced or deleted while the workers were loading it"
+                f"{storage.display(agreed.name)} was replaced or deleted while the workers were loading it: start all "
+                "workers again"
             )
 
     cluster.agree(lambda: None if cluster.is_chief else fetch(), _TAG, _TIMEOUT)

@@ -20,6 +20,7 @@ from typing import Annotated
 import msgspec
 
 from keras_dist_callbacks.base.errors import ClusterError, ClusterTimeoutError, PeerLostError
+from keras_dist_callbacks.base.progress_file import unless_restarted
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
 
@@ -171,7 +172,7 @@ class CoordinatedStop:
             if time.monotonic() > deadline:
                 raise ClusterTimeoutError(
                     f"{self._cluster.name}: a stop was requested, but not every worker answered within "
-                    f"{self._timeout:g} s"
+                    f"{self._timeout:g} s{unless_restarted(': start all workers again')}"
                 )
         with self._lock:
             self._passed = here

@@ -163,7 +163,10 @@ def _parse(text: str) -> tuple[str, int, int, tuple[str, ...]]:
         raise ConfigError("TF_CONFIG['task'] is missing: it gives the index of this worker in TF_CONFIG['cluster']")
     task_type, index = "chief" if config.task.type == "master" else config.task.type, config.task.index
     if task_type == "ps":
-        raise ConfigError("TF_CONFIG['task']['type'] is 'ps'; parameter servers do not work with Keras 3's fit()")
+        raise ConfigError(
+            "TF_CONFIG['task']['type'] is 'ps'; parameter servers do not work with Keras 3's fit(): start tasks of the "
+            "types 'chief', 'worker' and 'evaluator' alone"
+        )
     chiefs = spec.chief or spec.master
     if len(chiefs) > 1:
         raise ConfigError(f"TF_CONFIG['cluster']['chief'] names {len(chiefs)} addresses; there can be one chief")

@@ -153,7 +153,7 @@ class EvaluationLog:
         try:
             record = RESULT.decode(record_io.read(self._state, name), where)
             if _record_name(record.plot_step) != name:
-                raise DamagedBackupError(f"{where} is the record of step {record.plot_step}")
+                raise DamagedBackupError(f"{where} holds the record of another step, {record.plot_step}")
         except DamagedBackupError as error:
             warn(f"the result is evaluated again if its checkpoint is still there: {error}")
             return

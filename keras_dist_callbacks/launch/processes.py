@@ -142,7 +142,10 @@ def reserve_ports(count: int) -> list[socket.socket]:
     if len(found) < count:
         for reserved in found:
             reserved.close()
-        raise ClusterError(f"found only {len(found)} of {count} free ports between {_PORTS[0]} and {_PORTS[-1]}")
+        raise ClusterError(
+            f"found only {len(found)} of {count} free ports between {_PORTS[0]} and {_PORTS[-1]}: end programs that "
+            "use them, or start fewer workers"
+        )
     return found
 
 

@@ -351,7 +351,10 @@ class FitSession:
             self.close()
             return
         if self.pending_backup is not None:
-            raise BackupError(f"fit() ended before it reached {self.pending_backup.position}; the backup is unchanged")
+            raise BackupError(
+                f"fit() ended before it reached {self.pending_backup.position}, where the backup is: give it the same "
+                "data and callbacks as before (the backup is unchanged)"
+            )
         self._trained = None
         self._request = self.run.shutdown.pending_at_end()
         self._exit_if_requested(lambda: self._capture("end"))

@@ -114,7 +114,7 @@ def test_what_the_store_forbids_is_a_warning_and_what_it_cannot_read_now_an_erro
     forbidden = True
     monkeypatch.setattr(Storage, "replace", fail)
     monkeypatch.setattr(Storage, "read", fail)
-    with pytest.warns(RuntimeWarning, match="cannot write whose checkpoints these are.*not here"):
+    with pytest.warns(RuntimeWarning, match="cannot record that this run writes .* now.*not here"):
         ownership.claim(storage, TEMPLATE)
     ownership.check(storage, TEMPLATE)
     forbidden = False

@@ -245,7 +245,7 @@ def freezes_a_bias(model: Any) -> None:
 def test_trainable_of_a_single_variable_that_training_changes_is_not_an_exact_resume(tmp_path: Path) -> None:
     callback = AtEpoch(1, freezes_a_bias)
     tiny.interrupt(tmp_path, 2, 2, callbacks=[callback])
-    expected = "training has changed trainable of single variables (Dense 1, frozen weight 1); set that of layers"
+    expected = "training has changed trainable of single variables (Dense 1, frozen weight 1); set trainable of layers"
     assert expected in resumed(tmp_path, callback)[0].notes
 
 

@@ -353,9 +353,15 @@ class BackupEngine:
             self._writer.wait()
             self._writer.raise_failure(self._owner)
             if delete and self._failed:
-                self._note("the final backup failed, so the last intact one is kept instead of being deleted")
+                self._note(
+                    f"the final backup failed, so the last intact one in {self.directory} is kept instead of being "
+                    "deleted"
+                )
             elif delete and self._committer.not_finite:
-                self._note("training has ended with values that are not finite: the backups are kept")
+                self._note(
+                    f"training has ended with values that are not finite: the backups in {self.directory} are kept, "
+                    "and `kdc ls` shows which of them are finite"
+                )
             elif delete:
                 self._delete_everything()
 
@@ -390,7 +396,10 @@ class BackupEngine:
         try:
             self._store.delete_everything(self.chronicle.now(self.committed.step if self.committed else 0))
         except StorageError as error:
-            self._note(f"the backup could not be deleted: {error}")
+            self._note(
+                f"the backup could not be deleted: {error}. Delete {self.directory} before another training uses it, "
+                "which would find this one there"
+            )
         else:
             self._report_backup(None)
 

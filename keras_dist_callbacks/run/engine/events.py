@@ -142,4 +142,6 @@ class Events:
                 if self._read is not None:
                     self._read(event)
             except Exception as error:  # noqa: BLE001 - whatever the user's function raises ends nothing
-                self._note(f"on_event has raised {type(error).__name__}: {error} (of {event.kind!r}); training goes on")
+                self._note(
+                    f"on_event has raised {type(error).__name__}: {error} (of {event.kind!r}); training continues"
+                )
