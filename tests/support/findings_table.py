@@ -14,11 +14,11 @@ _VERDICTS = {"lost": "not exact", "unknown": "exact if", "known": "exact, with"}
 
 
 def table() -> str:
-    """The rows of the catalog; what fills a sentence is `...`."""
+    """The rows of the catalog, each with a link to what explains it; what fills a sentence is `...`."""
     rows = ["| Code | Verdict | What it says | What to do |", "|---|---|---|---|"]
     for code, row in CATALOG.items():
         texts = (_PLACE.sub("...", text).replace("|", "\\|") for text in (row.sentence, row.advice))
-        rows.append(f"| `{code}` | {_VERDICTS[row.effect]} | {' | '.join(texts)} |")
+        rows.append(f"| [`{code}`](troubleshooting.md#{code}) | {_VERDICTS[row.effect]} | {' | '.join(texts)} |")
     return "\n".join(rows)
 
 

@@ -7,6 +7,7 @@ each `kdc` command.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 
@@ -18,6 +19,7 @@ _WORDS = re.compile(r"[a-z]{2,}\W* \S|\S \W*[a-z]{2,}", re.IGNORECASE)
 _NOT_A_TEXT = re.compile(r"^\n|\\d|\[0-9|import sys")  # lists of names, patterns, code
 
 
+@functools.cache
 def collect() -> str:
     """The texts of each module in their order; a placeholder has the name of what fills it."""
     sections = []
