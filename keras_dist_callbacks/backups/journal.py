@@ -123,11 +123,14 @@ def continued(found: Iterable[JSON], claims: Iterable[tuple[int, OwnerRecord]]) 
     """Returns the journal that a new process continues.
 
     Args:
-        found: Journals as manifests and owner records hold them; the one that knows most counts.
-        claims: The owner records in the directory: what they claimed it for, and died before a backup, is added.
+        found: Journals as manifests hold them; the one that knows most counts.
+        claims: The owner records in the directory: what they claimed it for, and died before a backup, is added. Those
+            of rollbacks hold what was known when the training went back.
     """
-    journal = max(map(_parsed, found), key=_knowledge, default=Journal())
-    for generation, owner in sorted(claims):
+    claims = sorted(claims)
+    held = (*found, *(owner.info.get(JOURNAL) for _, owner in claims))
+    journal = max(map(_parsed, held), key=_knowledge, default=Journal())
+    for generation, owner in claims:
         newest = journal.newest
         if not owner.is_of_rollback and (newest is None or generation > newest.generation):
             step = 0 if newest is None else newest.step

@@ -64,13 +64,19 @@ def epoch(where: Position) -> int:
     return where.epoch + 1 if where.kind == "within" else where.epoch
 
 
-def position(where: Position) -> str:
-    """A position in training, epochs and batches counted from 1 as Keras prints them."""
+def position(where: Position, epochs: int | None = None) -> str:
+    """A position in training, epochs and batches counted from 1 as Keras prints them.
+
+    Args:
+        where: The position.
+        epochs: How many are asked for; None if that is not to be said.
+    """
+    of = "" if epochs is None else f" of {epochs}"
     if where.kind == "within":
-        return f"epoch {epoch(where)}, batch {where.batch}"
+        return f"epoch {epoch(where)}{of}, batch {where.batch}"
     if where.kind == "end":
         return f"end, after epoch {where.epoch}"
-    return f"after epoch {where.epoch}" if where.epoch else "before epoch 1"
+    return f"after epoch {where.epoch}{of}" if where.epoch else f"before epoch 1{of}"
 
 
 def count(number: int, noun: str) -> str:

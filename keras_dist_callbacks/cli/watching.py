@@ -6,8 +6,8 @@ and writes nothing.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +27,7 @@ from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.base.terminal import data_size, duration
 from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.cli.formatting import Page
+from keras_dist_callbacks.cli.history import Values, curves_of
 
 State = Literal["nothing", "starting", "running", "not running", "stalled", "finished"]
 Trouble = Literal["stalled", "restart storm", "no progress between restarts", "backups failing"]
@@ -57,13 +58,13 @@ class JobView:
         seconds_left: To the end of training, at the pace of the newest process; None if that is not known.
         backup_age: Seconds since the newest backup; None without one.
         backup_bytes: What that refers to.
-        steps_at_risk: What a kill would cost now, estimated from the pace.
+        steps_at_risk: What a kill would cost now, estimated from the pace; None if nothing runs.
         starts: How many processes there were.
         ends: How the last hundred of them have ended, the newest last; empty for a kill, and for the one that runs.
         goodput: The share of training in all time so far; None if that is not known.
         summary: Where the time has gone, in words.
         seconds: Of all time so far, by category.
-        loss: That of each epoch.
+        loss: That of each epoch; None for what is not finite.
         notes: What the newest backup says of itself: not finite, not exact.
         troubles: What goes wrong.
     """
@@ -84,7 +85,7 @@ class JobView:
     goodput: float | None = None
     summary: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
-    loss: tuple[float, ...] = ()
+    loss: Values = ()
     notes: tuple[str, ...] = ()
     troubles: tuple[Trouble, ...] = ()
 
@@ -143,19 +144,19 @@ def _described(
     own = next((one for one in reversed(journal.attempts) if one.generation == manifest.id.generation), None)
     pace, whole = _paces(own)
     fit = state.get("progress/fit") or {}
-    history = (state.get("callbacks/History()") or {}).get("history") or {}
     steps_left = _steps_left(manifest, fit)
     last_sign = max([created, *(owner.claimed for _, owner in claims)])
     is_silent = not manifest.done and now - last_sign > stale
     seen = None  # seconds between two backups
     if own is not None and own.seconds:
         seen = (own.heard - own.began) / max(1, manifest.id.sequence)
-    is_late = not manifest.done and seen is not None and age > _MISSED * max(seen, 60.0)
+    standing: State = "finished" if manifest.done else "stalled" if is_silent else _running(claims, "running")
+    is_late = standing == "running" and seen is not None and age > _MISSED * max(seen, 60.0)
     troubles = () if manifest.done else _troubles(journal, now, is_silent, is_late=is_late)
     look = JobView(
         url,
-        "finished" if manifest.done else "stalled" if is_silent else _running(claims, "running"),
-        formatting.position(position),
+        standing,
+        formatting.position(position, fit.get("epochs")),
         position.step,
         formatting.epoch(position),
         fit.get("epochs"),
@@ -163,8 +164,8 @@ def _described(
         None if manifest.done or whole is None or steps_left is None else max(0.0, steps_left / whole - age),
         age,
         sum(blob.size for blob in manifest.blobs),
-        None if manifest.done or pace is None else round(age * pace),
-        loss=tuple(float(value) for value in history.get("loss", ())[-_CURVE:] if isinstance(value, int | float)),
+        None if standing in ("finished", "not running") or pace is None else round(age * pace),
+        loss=curves_of(manifest).values.get("loss", ())[-_CURVE:],
         notes=("the newest backup is not finite",) if manifest.info.get("not_finite") else (),
         troubles=troubles,
     )
@@ -224,22 +225,21 @@ def _troubles(journal: Journal, now: float, is_silent: bool, *, is_late: bool) -
 # --- what is shown
 
 
-def sparkline(values: Sequence[float]) -> str:
+def sparkline(values: Values) -> str:
     """A curve of values in one line; what is not finite is a gap."""
-    finite = [value for value in values if math.isfinite(value)]
+    finite = [value for value in values if value is not None]
     if not finite:
         return ""
     low, high = min(finite), max(finite)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((value - low) * scale)] if math.isfinite(value) else " " for value in values)
+    return "".join(" " if value is None else _BARS[round((value - low) * scale)] for value in values)
 
 
 def facts(look: JobView) -> Iterator[tuple[str, str]]:
     """Names, and what there is to say of each."""
     yield "state", look.state
     if look.position:
-        of = "" if look.epochs is None else f" of {look.epochs}"
-        yield "position", f"{look.position}{of if look.state != 'finished' else ''}, step {look.step:,}"
+        yield "position", f"{look.position}, step {look.step:,}"
     if look.steps_per_second is not None:
         yield "pace", f"{look.steps_per_second:.3g} steps/s"
     if look.seconds_left is not None and look.state == "running":
@@ -250,10 +250,12 @@ def facts(look: JobView) -> Iterator[tuple[str, str]]:
         yield "newest backup", f"{formatting.age(look.backup_age)} ago{size}{risk}"
     if look.summary:
         yield "time so far", look.summary
-    if any(look.ends[:-1]):
-        yield "ends", ", ".join(end or "killed" for end in look.ends[-11:-1])
+    if len(look.ends) > 1:
+        ends = collections.Counter(end or "killed" for end in look.ends[:-1])
+        yield "earlier ends", ", ".join(f"{count} {end}" for end, count in ends.most_common())
     if look.loss:
-        yield "loss", f"{sparkline(look.loss)} {look.loss[-1]:.4g}"
+        last = "not finite" if look.loss[-1] is None else f"{look.loss[-1]:.4g}"
+        yield "loss", f"{sparkline(look.loss)} {last}"
 
 
 def show(page: Page, look: JobView) -> None:

@@ -74,9 +74,9 @@ def test_a_newer_record_of_an_attempt_takes_the_place_of_the_one_before() -> Non
     assert [one.step for one in found.attempts] == [9]
 
 
-def owner(claimed: float, **of_rollback: Any) -> OwnerRecord:
+def owner(claimed: float, **more: Any) -> OwnerRecord:
     record = {"token": "0" * 32, "made_directory": True, "by": "kdc", "script": "train.py", "host": "a", "pid": 1}
-    return OwnerRecord(claimed=claimed, info={}, **record, **of_rollback)
+    return OwnerRecord(claimed=claimed, **{**record, "info": {}, **more})
 
 
 def test_processes_that_died_before_a_backup_are_known_by_their_owner_records() -> None:
@@ -86,6 +86,13 @@ def test_processes_that_died_before_a_backup_are_known_by_their_owner_records() 
     assert [one.generation for one in found.attempts] == [1, 3]
     assert found.totals()[RECOVERY] == 1200.0 - 1055.0
     assert found.steps_repeated == 0
+
+
+def test_a_rollback_holds_what_was_known_when_the_training_went_back() -> None:
+    known = of(attempt(1, 1000.0, (0, 100), 50.0), attempt(2, 1055.0, (100, 300), 100.0))
+    back = owner(1300.0, rolled_back_to="", info={journal.JOURNAL: msgspec.to_builtins(known)})
+    of_target = msgspec.to_builtins(of(attempt(1, 1000.0, (0, 50), 25.0)))
+    assert journal.continued([of_target], [(1, owner(1000.0)), (2, owner(1055.0)), (3, back)]) == known
 
 
 @pytest.mark.parametrize("found", ["text", {"attempts": 1}, {"attempts": [{"generation": 1, "began": float("nan")}]}])

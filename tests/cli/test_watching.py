@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import math
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from keras_dist_callbacks.backups.journal import AttemptRecord, Journal
+from keras_dist_callbacks.backups.owner_records import OWNER
 from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.cli import watching
+from keras_dist_callbacks.cli import reporting, watching
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.cli_backups import begin, commit, kdc, kdc_json
 
@@ -25,8 +26,6 @@ BEGAN = NOW - 1000.0
 
 def journal(*steps: tuple[int, int], end: str = "") -> dict[str, Any]:
     """Processes of 100 s each, 10 of which they train, one after the other without a gap; the last one ends now."""
-    import msgspec
-
     attempts = [
         AttemptRecord(
             number,
@@ -47,7 +46,7 @@ def saved(directory: Path, *steps: tuple[int, int], age: float = 5.0, epochs: in
     position = more.pop("position", Position("within", 2, 30, steps[-1][1]))
     state = {
         "progress/fit": {"number": 0, "first": 0, "epochs": epochs, "initial_epoch": 0},
-        "callbacks/History()": {"epoch": [0, 1], "history": {"loss": [2.0, 1.0]}},
+        "callbacks/History()": more.pop("history", {"epoch": [0, 1], "history": {"loss": [2.0, 1.0]}}),
     }
     info = {"journal": journal(*steps, end=more.pop("end", "")), "steps_per_epoch": 100, **more}
     commit(store, 1, position=position, age=time.time() - NOW + age, states=[state], **info)
@@ -60,7 +59,7 @@ def look(directory: Path, now: float = NOW, stale: float = 1800.0) -> watching.J
 def test_where_a_run_is_how_fast_and_what_is_at_risk(tmp_path: Path) -> None:
     saved(tmp_path, (0, 130), (130, 230), age=5.0)
     found = look(tmp_path)
-    assert (found.position, found.step, found.epoch, found.epochs) == ("epoch 3, batch 30", 230, 3, 10)
+    assert (found.position, found.step, found.epoch, found.epochs) == ("epoch 3 of 10, batch 30", 230, 3, 10)
     assert found.steps_per_second == pytest.approx(10.0)
     assert found.steps_at_risk == 50
     assert found.seconds_left == pytest.approx((800 - 30) / 10.0 - 5.0, abs=0.1)
@@ -107,7 +106,7 @@ def test_it_follows_a_run_writes_a_line_for_each_change_and_ends_with_it(tmp_pat
         assert process.stdout is not None
         assert process.stdout.readline().strip() == "state nothing"
         saved(tmp_path / "b", (0, 230), age=time.time() - NOW)
-        assert "epoch 3, batch 30 of 10, step 230" in process.stdout.readline()
+        assert "epoch 3 of 10, batch 30, step 230" in process.stdout.readline()
         store = begin(tmp_path / "b", 0.0)
         commit(store, 2, position=Position("end", 10, 0, 1000), age=0.0, journal=journal((0, 1000), end="finished"))
         assert "state finished; position end, after epoch 10, step 1,000" in process.stdout.readline()
@@ -153,22 +152,86 @@ def test_json_has_all_that_the_screen_shows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("values", "curve"),
-    [([], ""), ([1.0], "▁"), ([0.0, 1.0], "▁█"), ([0.0, math.nan, 7.0], "▁ █"), ([math.nan], "")],
+    [((), ""), ((1.0,), "▁"), ((0.0, 1.0), "▁█"), ((0.0, None, 7.0), "▁ █"), ((None,), "")],
 )
-def test_a_curve_in_one_line(values: list[float], curve: str) -> None:
+def test_a_curve_in_one_line(values: tuple[float | None, ...], curve: str) -> None:
     assert watching.sparkline(values) == curve
 
 
-def test_a_report_loads_nothing_and_shows_processes_and_curves(tmp_path: Path) -> None:
+def test_a_run_that_has_ended_puts_nothing_at_risk_and_earlier_ends_are_counted(tmp_path: Path) -> None:
+    saved(tmp_path, (0, 100), (100, 130), (130, 230), age=500.0)
+    file = tmp_path / "owners/000003.json"
+    owner = OWNER.decode(file.read_bytes(), file.name)
+    assert owner.began is not None
+    file.write_bytes(OWNER.encode(msgspec.structs.replace(owner, began=owner.began - 1)))  # of another process
+    found = look(tmp_path)
+    assert (found.state, found.steps_at_risk, found.troubles) == ("not running", None, ())
+    assert ("earlier ends", "2 killed") in watching.facts(found)
+
+
+def test_a_loss_that_is_not_finite_is_a_gap(tmp_path: Path) -> None:
+    history = {"epoch": [0, 1], "history": {"loss": [2.0, {"$float": "nan"}], "words": ["a", "b"]}}
+    saved(tmp_path, (0, 230), history=history)
+    assert look(tmp_path).loss == (2.0, None)
+    assert kdc_json("watch", tmp_path)["loss"] == [2.0, None]
+    assert ("loss", "▁  not finite") in watching.facts(look(tmp_path))
+    page = reporting.page_of(reporting.gather(BackupStore(Storage.open(tmp_path))))
+    assert ">loss</text>" in page
+    assert "words" not in page
+
+
+def test_a_report_loads_nothing_and_shows_starts_and_curves(tmp_path: Path) -> None:
     saved(tmp_path, (0, 130), (130, 230))
     file = tmp_path / "run.html"
     told = kdc_json("report", tmp_path, "-o", file)
     assert told["summary"].startswith("2 starts in 3 min")
     page = file.read_text()
-    assert page.count("<svg") == 2
-    assert "killed, or runs" in page
-    assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
-        "http://creativecommons.org", ""
-    )
-    assert "<script" not in page
-    assert json.dumps(told)
+    assert page.count("<svg") == 4  # two pictures, each for a desk and for a phone
+    assert not re.findall(r"""<script|<link|@import|(?:src|href)=(?!["']#)|url\((?!#)""", page)
+    assert "<td>killed</td><td class=n>unknown</td>" in page
+    for meaning in ("starting, restoring", "training", "killed some time later", "backup that is there"):
+        assert f">{meaning}</text>" in page
+    assert reporting._INK not in page
+
+
+KILLED = AttemptRecord(1, BEGAN, 0, 100, {"training": 100.0}, after=10.0, after_step=109)
+LATER = AttemptRecord(2, BEGAN + 120.0, 100, 200, {"training": 100.0}, "preempted")
+BACK = AttemptRecord(4, BEGAN + 300.0, 150, 160, {"training": 10.0})
+
+
+@pytest.mark.parametrize(
+    ("attempts", "more", "shown"),
+    [
+        ([KILLED, LATER], {}, ["0 to 109</td><td>killed</td><td class=n>9<", ">training that was repeated</text>"]),
+        ([KILLED, LATER, BACK], {}, ["100 to 200</td><td>preempted</td><td class=n>50<", "<td>killed</td>"]),
+        ([LATER, BACK], {"is_running": True}, ["<td>running</td>", "A resume from the newest backup: exact."]),
+        ([LATER], {"has_finished": True, "verdict": ""}, ["Training has finished.", "There is no backup"]),
+        ([AttemptRecord(1, BEGAN)], {}, ["<td>unknown</td>", "training had not finished"]),
+        ([LATER] * 0, {}, ["0 starts."]),
+    ],
+)
+def test_what_a_report_says_of_each_start(attempts: Any, more: Any, shown: list[str]) -> None:
+    page = reporting.page_of(reporting.Report("runs/b", Journal(tuple(attempts)), **{"verdict": "exact", **more}))
+    assert [text for text in shown if text not in page] == []
+    assert ("<svg" in page) == any(one.seconds for one in attempts)
+
+
+def test_a_report_of_many_starts_says_which_it_does_not_show() -> None:
+    journal = Journal()
+    for number in range(1, 108):
+        journal = journal.with_attempt(AttemptRecord(number, BEGAN + number, number, number + 1, {"training": 1.0}))
+    page = reporting.page_of(reporting.Report("runs/b", journal))
+    assert "Of the first 7 starts only the sums are known" in page
+    assert "time since start 8 (s)" in page
+    assert page.count("<tr>") == 1 + 100 + 1 + len(journal.totals())
+
+
+@pytest.mark.parametrize("command", ["watch", "report"])
+def test_a_rollback_takes_no_start_away(tmp_path: Path, command: str) -> None:
+    saved(tmp_path, (0, 130), position=Position("within", 1, 30, 130))
+    store, info = begin(tmp_path, 5.0), {"journal": journal((0, 130), (130, 230)), "steps_per_epoch": 100}
+    commit(store, 1, position=Position("within", 2, 30, 230), age=5.0, **info)
+    rolled = kdc("rollback", tmp_path, "--to", "1-1", "--force")
+    assert rolled.exit_code == 0, rolled.output
+    arguments = ["--once"] if command == "watch" else ["--out", tmp_path / "r.html"]
+    assert "2 starts in 3 min" in kdc(command, tmp_path, *arguments).stdout

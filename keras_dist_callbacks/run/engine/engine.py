@@ -168,8 +168,8 @@ class BackupEngine:
         def choose() -> tuple[tuple[CommitId, WorkerState] | None, OwnerRecord | None]:
             found = latest_intact(self._store, workers, allocate, verbose=self._options.progress)
             rollback = self._store.rollback_to(None if found is None else found[0])
-            infos = [*([] if found is None else [found[1].info]), *([] if rollback is None else [rollback.info])]
-            journal = journals.continued([info.get(JOURNAL) for info in infos], self._store.claims())
+            known = [] if found is None else [found[1].info.get(JOURNAL)]
+            journal = journals.continued(known, self._store.claims())
             self._past = msgspec.to_builtins(journal)
             return found, rollback
 
