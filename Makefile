@@ -21,7 +21,7 @@ CHECKS ?=
 # A Markdown file for the table of `make gpu`.
 OUT ?=
 
-.PHONY: help venv demo test quick lint docs links recipes versions package chaos chaos-full bench gpu clean
+.PHONY: help venv demo test quick lint docs links recipes versions package chaos chaos-full bench gpu pictures clean
 .DEFAULT_GOAL := help
 
 help:
@@ -38,6 +38,7 @@ help:
 	@echo "make chaos-full  every stress test completely; continues where an earlier run on this commit ended; PART=$(PART)"
 	@echo "make bench       what backups cost, next to Keras', Orbax' and TensorFlow's own"
 	@echo "make gpu         kills and resumes under each strategy on this machine's GPUs, and a snapshot's cost; OUT=FILE.md"
+	@echo "make pictures    draw those in docs/ again: of a run that is killed, of the demo, of what make bench has stored"
 	@echo "make clean       remove what these have made, .venv included"
 
 venv: $(STAMP)
@@ -100,6 +101,9 @@ bench: $(STAMP)
 # without a GPU, on logical CPU devices: that it runs is all that this shows
 gpu: $(STAMP)
 	$(BIN)/python -m benchmarks.gpu $(if $(OUT),--out $(OUT))
+
+pictures: $(STAMP)
+	$(BIN)/python -m benchmarks.pictures
 
 clean:
 	rm -rf .venv .chaos runs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -105,6 +105,10 @@ class Blocks:
         """What each block took longer than the block without a save of the same round."""
         return self.total(arm) - self.total(NONE)
 
+    def cost_of_save(self, arm: str) -> Values:
+        """That for each save that was made in a block."""
+        return self.cost(arm) / np.maximum(1, self.made(arm))
+
     def made(self, arm: str, *, first: bool = False) -> Values:
         """How many saves of each block were complete at its end."""
         return np.array([b["made"][0] for b in self._of(arm, first=first)])

@@ -1,4 +1,4 @@
-"""Blocking time over the size of the state, as a picture."""
+"""Pictures of what saves cost: blocking time over the size of the state, and the whole cost next to others'."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks import arms
 from benchmarks.config import Case
-from benchmarks.estimates import Blocks, median
+from benchmarks.estimates import Blocks, median, number
 
 _STYLES = {
     arms.MEMCPY: ("0.4", ":"),
@@ -19,6 +19,14 @@ _STYLES = {
     arms.ORBAX: ("tab:blue", "-"),
     arms.ORBAX_SYNC: ("tab:blue", "--"),
     arms.TENSORFLOW: ("tab:purple", "--"),
+}
+
+_SIZE, _EVERY = 100, 20
+_NAMES = {
+    arms.OURS: "this package",
+    arms.KERAS: "Keras' BackupAndRestore",
+    arms.ORBAX: "OrbaxCheckpoint, background",
+    arms.NONE_AGAIN: "no save at all: the noise",
 }
 
 
@@ -41,6 +49,39 @@ def blocking(outcomes: Sequence[tuple[Case, Blocks]], target: Path) -> bool:
     figure.savefig(target, dpi=120, metadata={"Software": None})
     pyplot.close(figure)
     return True
+
+
+def costs(blocking: Sequence[tuple[Case, Blocks]], all_in: Sequence[tuple[Case, Blocks]], target: Path) -> None:
+    """Draws what a save with fsync costs at the size and interval at which each arm was measured."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    (stopped,) = (blocks for case, blocks in blocking if case["fsync"] and case["megabytes"] == _SIZE)
+    (whole,) = (
+        blocks for case, blocks in all_in if case["fsync"] and case["megabytes"] == _SIZE and case["every"] == _EVERY
+    )
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 2.6), sharey=True, layout="constrained")
+    for axes, title, estimates in (
+        (left, "training stops, and its next step is slower", [median(stopped.with_next_step(arm)) for arm in _NAMES]),
+        (right, "in all, with what is done in the background", [median(whole.cost_of_save(arm)) for arm in _NAMES]),
+    ):
+        values = [estimate.value for estimate in estimates]
+        spread = [[e.value - e.low for e in estimates], [e.high - e.value for e in estimates]]
+        colors = [_STYLES.get(arm, ("0.7", ""))[0] for arm in _NAMES]
+        axes.barh(list(_NAMES.values()), values, xerr=spread, color=colors, capsize=3, ecolor="0.3")
+        axes.axvline(0, color="0.3", linewidth=0.8)
+        axes.set_title(title, fontsize="medium")
+        axes.set_xlabel(f"ms per save of {_SIZE} MB: median, 95 % interval")
+        axes.grid(axis="x", alpha=0.3)
+        for place, estimate in enumerate(estimates):
+            text, at = number(estimate.value, 0), (estimate.high, place)
+            axes.annotate(text, at, (5, 0), textcoords="offset points", va="center")
+        axes.set_xlim(right=1.15 * max(estimate.high for estimate in estimates))
+    left.invert_yaxis()
+    figure.savefig(target, dpi=100, metadata={"Software": None})
+    pyplot.close(figure)
 
 
 def _draw(axes: Any, found: Sequence[Blocks], quantity: Any, title: str) -> None:

@@ -3,7 +3,8 @@
 `train_digits.py`, the user's script, is run (a) uninterrupted and (b) with one of its workers killed by SIGKILL
 in the middle of an epoch, restarted, killed again in the same epoch, and restarted. A restart resumes from the last
 backup: the steps after it are trained again. Then the final weights, optimizer, metrics and History of both are
-compared bit by bit, and so is the loss of each step. `losses.png` in the directory shows the losses of both runs.
+compared bit by bit, and so is the loss of each step. `losses.png` in the directory shows the losses of both runs,
+`report.html` what `kdc report` shows of the killed one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -34,7 +36,7 @@ KILLS = (  # the first directly after a backup, the second two steps after one
 )
 TIMEOUT = 3600.0  # only against a hang: how fast the machine is must not matter
 PARTS = ("uninterrupted", "killed")
-PICTURE = "losses.png"
+PICTURE, REPORT = "losses.png", "report.html"
 console = Console(highlight=False)
 
 
@@ -248,6 +250,12 @@ def show(plain: Run, killed: Run, target: Path) -> None:
         console.print(f"losses: {target}", soft_wrap=True)
 
 
+def report_of(killed: Run, target: Path) -> None:
+    """Lets `kdc report` show the killed run; it says what was written, or which package is missing."""
+    command = [sys.executable, "-m", "keras_dist_callbacks.cli", "report", str(killed.directory / "job/backup")]
+    subprocess.run([*command, "--out", str(target)], check=False)
+
+
 def main(directory: Path) -> int:
     began = time.monotonic()
     columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -267,6 +275,7 @@ def main(directory: Path) -> int:
         )
         differences = verdict(plain, killed)
         show(plain, killed, directory / PICTURE)
+        report_of(killed, directory / REPORT)
     except DemoError as error:
         console.print(str(error), markup=False, soft_wrap=True)
         return 1
@@ -279,7 +288,7 @@ def main(directory: Path) -> int:
 def empty(directory: Path) -> None:
     """Removes what an earlier demo left, and nothing else."""
     found = [path.name for path in directory.iterdir()] if directory.exists() else []
-    others = [name for name in found if name not in (*PARTS, PICTURE)]
+    others = [name for name in found if name not in (*PARTS, PICTURE, REPORT)]
     if others:
         raise DemoError(f"{directory} holds files that are not the demo's ({others[0]}, ...): give another directory")
     shutil.rmtree(directory, ignore_errors=True)

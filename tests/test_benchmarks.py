@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import keras_dist_callbacks as kdc
+from benchmarks import pictures
 from benchmarks.__main__ import main
 from benchmarks.estimates import median, number, ratio
 
@@ -42,3 +44,19 @@ def test_estimates() -> None:
     compared = ratio(values, [2 * v for v in values])
     assert (compared.value, compared.low, compared.high) == (0.5, 0.5, 0.5)
     assert [number(v) for v in (1234.5, 12.34, 1.234, 0.01234, -1e-9)] == ["1234", "12.3", "1.23", "0.012", "0.000"]
+
+
+@pytest.mark.process
+def test_a_command_and_its_output_are_drawn_without_a_font_of_another_host(tmp_path: Path) -> None:
+    pictures.terminal(tmp_path / "kdc.svg", tmp_path, 60, ["--version"])
+    drawn = (tmp_path / "kdc.svg").read_text().replace("&#160;", " ")
+    assert ">$ kdc --version<" in drawn
+    assert f">keras_dist_callbacks {kdc.__version__}" in drawn
+    assert "@font-face" not in drawn
+
+
+def test_the_costs_are_drawn_from_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(pictures, "DOCS", tmp_path)
+    pictures.costs()
+    assert (tmp_path / "costs.png").read_bytes().startswith(b"\x89PNG")

@@ -37,6 +37,18 @@ def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_pictures_are_small_shown_somewhere_and_ask_no_other_host_for_a_font() -> None:
+    texts = "".join(page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *DOCS])
+    pictures = [file for file in (ROOT / "docs").iterdir() if file.suffix in (".png", ".svg")]
+    assert len(pictures) >= 5
+    for picture in pictures:
+        assert picture.stat().st_size < 200_000
+        assert f"{picture.name})" in texts, f"no page shows {picture.name}"
+        if picture.suffix == ".svg":
+            text = picture.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+            assert not re.findall(r"http|@font-face|@import|url\((?!#)", text)
+
+
 def test_each_page_is_linked_from_the_readme_or_from_the_sites_index() -> None:
     linked = set(re.findall(r"\]\(docs/([^)]+)\)", README))
     linked |= {f"{name}.md" for name in (ROOT / "docs/index.md").read_text(encoding="utf-8").splitlines()}

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks import arms, gate, machine, models
 from benchmarks.config import Case, Config, Outcome
-from benchmarks.estimates import Blocks, Values, median, number, ratio
+from benchmarks.estimates import Blocks, median, number, ratio
 from benchmarks.parts import Watch
 from benchmarks.table import Bound, Table, at_most
 
@@ -80,36 +78,31 @@ def summarise(outcomes: list[Outcome]) -> list[Table]:
     return [table]
 
 
-def _cost(blocks: Blocks, arm: str) -> Values:
-    """For each save that was made in a block."""
-    return blocks.cost(arm) / np.maximum(1, blocks.made(arm))
-
-
 def _row(blocks: Blocks, arm: str, where: str, interval: float) -> list[str]:
     """Of training, as it would be with saves so many steps apart all the time."""
-    cost = _cost(blocks, arm)
+    cost = blocks.cost_of_save(arm)
     share = median(cost / interval * 100)
     unwritten = sum(1 for wait in blocks.wait(arm) if wait > 1) / len(cost)
     left_out = f"{blocks.asked(arm) - blocks.made_in_all(arm)} of {blocks.asked(arm)}"
     nothing = arm == arms.NONE_AGAIN
-    of_keras = "-" if nothing else ratio(cost, _cost(blocks, arms.KERAS)).show()
+    of_keras = "-" if nothing else ratio(cost, blocks.cost_of_save(arms.KERAS)).show()
     shown = [median(cost).show(), of_keras, f"{share.show()} %", "-" if nothing else left_out, f"{unwritten:.0%}"]
     return [where, arm, *shown, str(len(cost))]
 
 
 def _bounds(blocks: Blocks, ours: str, where: str, *, durable: bool) -> Iterator[Bound]:
-    cost = _cost(blocks, ours)
-    floor = _cost(blocks, arms.WRITE_BESIDE)
+    cost = blocks.cost_of_save(ours)
+    floor = blocks.cost_of_save(arms.WRITE_BESIDE)
     why = (
         f"to hold, hash, copy and write as many bytes, and no more, costs {median(floor).show()} ms, which is "
-        f"{ratio(floor, _cost(blocks, arms.KERAS)).show()} of Keras'; the A/A arm, which saves nothing, is at "
-        f"{median(_cost(blocks, arms.NONE_AGAIN)).show()} ms"
+        f"{ratio(floor, blocks.cost_of_save(arms.KERAS)).show()} of Keras'; the A/A arm, which saves nothing, is at "
+        f"{median(blocks.cost_of_save(arms.NONE_AGAIN)).show()} ms"
     )
-    keras = ratio(cost, _cost(blocks, arms.KERAS))
+    keras = ratio(cost, blocks.cost_of_save(arms.KERAS))
     yield at_most(f"all-in per save / Keras', {where}", keras, _DURABLE if durable else _NOT, why)
     if arms.ORBAX in blocks.names:
-        orbax = ratio(cost, _cost(blocks, arms.ORBAX))
-        reason = f"Orbax costs {number(median(_cost(blocks, arms.ORBAX)).value)} ms a save here; {why}"
+        orbax = ratio(cost, blocks.cost_of_save(arms.ORBAX))
+        reason = f"Orbax costs {number(median(blocks.cost_of_save(arms.ORBAX)).value)} ms a save here; {why}"
         yield at_most(f"all-in per save / OrbaxCheckpoint's, {where}", orbax, 1 / 8, reason)
 
 

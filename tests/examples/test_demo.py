@@ -30,7 +30,8 @@ def test_a_directory_with_files_of_others_is_refused_and_left_alone(tmp_path: Pa
 def test_what_an_earlier_demo_left_is_removed(tmp_path: Path) -> None:
     for part in demo.PARTS:
         (tmp_path / part).mkdir()
-    (tmp_path / demo.PICTURE).touch()
+    for name in (demo.PICTURE, demo.REPORT):
+        (tmp_path / name).touch()
     demo.empty(tmp_path)
     demo.empty(tmp_path)
     assert not tmp_path.exists()
@@ -78,4 +79,6 @@ def test_the_demo_ends_bit_identical_and_counts_the_steps_that_were_trained_agai
     assert "History: bit-identical on 2 workers" in ended.stdout
     assert "loss of each step, also of those that were trained again: bit-identical" in ended.stdout
     assert (tmp_path / "demo" / demo.PICTURE).exists()
+    assert f"{demo.REPORT} written: 3 starts in" in " ".join(ended.stdout.split())
+    assert (tmp_path / "demo" / demo.REPORT).exists()
     assert "steps trained: 100 uninterrupted, 102 killed (the steps between the last backup" in ended.stdout
