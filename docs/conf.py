@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from html.parser import HTMLParser
@@ -13,6 +14,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
+from sphinx.util.inspect import stringify_signature
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks import advanced, testing
@@ -23,6 +25,9 @@ project = "keras_dist_callbacks"
 author = "The keras_dist_callbacks authors"
 version = release = kdc.__version__
 html_title = f"keras_dist_callbacks {release}"
+default_role = "literal"  # of single backticks in docstrings
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 html_theme = "furo"
 html_show_sphinx = html_show_copyright = html_copy_source = False
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.typer"]
@@ -43,23 +48,28 @@ nitpick_ignore_regex = [("py:.*", r".*")]
 
 linkcheck_timeout = 20
 
-# Files of the repository that are pages too. Their names, by how a page links to them, as on GitHub.
-PAGES = {
-    "../CHANGELOG.md": "repository/changelog.md",
-    "../CONTRIBUTING.md": "repository/contributing.md",
-    "../SECURITY.md": "repository/security.md",
-    "../benchmarks/RESULTS.md": "repository/results.md",
-    "../examples/README.md": "repository/examples.md",
-}
+# docs/repository/security.md is a link to SECURITY.md; its page shows what that file holds.
+FILES = {}
+for stub in (DOCS / "repository").glob("*.md"):
+    (link,) = re.findall(r"\]\((.*?)\)", stub.read_text(encoding="utf-8"))
+    FILES[(stub.parent / link).resolve()] = stub
+
 NAMES = {name for module in (kdc, advanced, testing) for name in module.__all__}
 
 
 def link_pages(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Links to these files lead to their pages; a link to any other file of the repository is a download."""
-    if docname == "index":  # without the pages that are still being written
-        lines = source[0].splitlines()
-        source[0] = "\n".join(x for x in lines if not re.fullmatch(r"[\w/]+", x) or (DOCS / f"{x}.md").exists())
-    source[0] = re.sub(r"\]\((\.\./[^)#]+)", lambda link: f"]({PAGES.get(link[1], link[1])}", source[0])
+    """Links are paths, as on GitHub: to a file that is a page too, or to any other file, which is a download."""
+    page = DOCS / f"{docname}.md"
+    file = next((file for file, stub in FILES.items() if stub == page), page)
+    if file != page:
+        app.env.note_dependency(file)
+        source[0] = file.read_text(encoding="utf-8")
+
+    def link(written: re.Match[str]) -> str:
+        target = (file.parent / written[1]).resolve()
+        return f"]({os.path.relpath(FILES.get(target, target), page.parent)}" if target.is_file() else written[0]
+
+    source[0] = re.sub(r"\]\(([^)#:]+)", link, source[0])
 
 
 def code_block(fenced: re.Match[str]) -> str:
@@ -72,6 +82,14 @@ def read_markdown(app: Sphinx, what: str, name: str, obj: Any, options: Any, lin
     text = re.sub(r"^( *)```(\w+)\n(.*?)^ *```$", code_block, "\n".join(lines), flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"(?<![:`\w])`(\w+)`", lambda word: f":py:obj:{word[0]}" if word[1] in NAMES else word[0], text)
     lines[:] = text.splitlines()
+
+
+def show_signature(app: Sphinx, what: str, name: str, obj: Any, *rest: Any) -> tuple[str, str] | None:
+    """Of a class the arguments of `__init__`, as `help()` shows them: some have a `__new__` that takes anything."""
+    if what != "class":
+        return None
+    signature = inspect.signature(obj).replace(return_annotation=inspect.Signature.empty)
+    return stringify_signature(signature, unqualified_typehints=True), ""
 
 
 class Requests(HTMLParser):
@@ -111,5 +129,6 @@ def ask_no_other_host(app: Sphinx, exception: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", link_pages)
+    app.connect("autodoc-process-signature", show_signature)
     app.connect("autodoc-process-docstring", read_markdown, priority=600)  # after napoleon
     app.connect("build-finished", ask_no_other_host)
