@@ -5,7 +5,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 AZURITE := 3.35.0
-DOCS := "$(BIN)/sphinx-build -q -n -W --keep-going docs build/docs"
+# -E: a page that did not change is read too, or a second build would not repeat its warnings
+DOCS := "$(BIN)/sphinx-build -E -q -n -W --keep-going docs build/docs"
 LINT := "$(BIN)/ruff check ." "$(BIN)/ruff format --check ." "$(BIN)/mypy" "$(BIN)/lint-imports"
 
 # `make chaos` takes other cases each day; `make chaos SEED=7` takes those of a certain one.
