@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # autodoc imports TensorFlow: the same on each machine
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -40,6 +41,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_class_signature = "mixed"
+maximum_signature_line_length = 90
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
@@ -89,6 +91,11 @@ def show_signature(app: Sphinx, what: str, name: str, obj: Any, *rest: Any) -> t
     if what != "class":
         return None
     signature = inspect.signature(obj).replace(return_annotation=inspect.Signature.empty)
+    with contextlib.suppress(NameError):  # a name that is imported for type checkers alone: as it is written
+        hints = get_type_hints(obj.__init__)  # without what `Annotated` adds
+        signature = signature.replace(
+            parameters=[p.replace(annotation=hints.get(p.name, p.annotation)) for p in signature.parameters.values()]
+        )
     return stringify_signature(signature, unqualified_typehints=True), ""
 
 
