@@ -13,6 +13,7 @@ from keras_dist_callbacks.base.errors import ConfigError
 
 _COUNTERS = ("_global_train_batch", "_global_test_batch")
 _NEEDED = (*_COUNTERS, "_writers")
+_OPENED = ("_train_writer", "_val_writer")
 
 
 def require_package() -> None:
@@ -75,12 +76,17 @@ class TensorBoardWithState(keras.callbacks.TensorBoard):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         require_package()
         super().__init__(*args, **kwargs)
-        if not all(hasattr(self, name) for name in _NEEDED) or not hasattr(type(self), "_train_writer"):
-            raise incompatible(f"TensorBoard has no {', '.join((*_NEEDED, '_train_writer'))}")
+        if not all(hasattr(self, name) for name in _NEEDED) or not all(hasattr(type(self), name) for name in _OPENED):
+            raise incompatible(f"TensorBoard has no {', '.join((*_NEEDED, *_OPENED))}")
 
     def flush(self) -> None:
         """Writes what TensorFlow holds in memory to the event files."""
         flush(self)
+
+    def create_files(self, *, of_validation: bool) -> None:
+        """Creates the files that Keras creates with their first values: of training and, if asked, of validation."""
+        for name in _OPENED[: 1 + of_validation]:
+            getattr(self, name)
 
     def close(self) -> None:
         """Closes the event files; TensorFlow would create a deleted one again when it closes it."""

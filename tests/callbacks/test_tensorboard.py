@@ -1,6 +1,7 @@
 import copy
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tests.support.callback_helpers import (
     tiny_model,
 )
 from tests.support.leftovers import leftovers
+from tests.support.tensorboard_readers import DataServer, PythonLoader
 
 pytestmark = ignore_keras_warnings
 
@@ -149,23 +151,38 @@ def test_what_backups_and_restarts_cost_is_logged(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_step_is_in_the_event_files_twice_after_restarts(tmp_path: Path) -> None:
+@pytest.mark.process
+def test_no_step_is_shown_twice_after_restarts(tmp_path: Path) -> None:
+    """By neither loader of TensorBoard; the Python one, if it was open before, keeps what it has read."""
     logs = tmp_path / "logs"
+    every = list(range(1, 3 * tiny.STEPS + 1))
 
     def run(*stop: Any) -> None:
+        second = int(time.time())
+        while int(time.time()) == second:  # readers sort files by their names, which begin with the second
+            time.sleep(0.01)
         board = TensorBoard(logs, update_freq=1)
-        tiny.fit(tiny.model(), tmp_path / "backup", [board, *stop], save_freq=3, validation_data=tiny.data())
+        tiny.fit(tiny.model(), tmp_path / "backup", [board, *stop], save_freq=4, validation_data=tiny.data())
 
-    for place in ((0, 4), (1, 4), (2, 2)):
-        tiny.stopped(run, tiny.StopAt(*place))
-        forget_runs()
-    run()
-
-    def steps(run: str, tag: str) -> list[int]:  # the names of files of one second are in no order
-        return sorted(step for step, _ in scalars(logs / run)[tag])
-
-    assert steps("train", "batch_loss") == list(range(1, 3 * tiny.STEPS + 1))
-    assert steps("train", "epoch_loss") == steps("validation", "epoch_loss") == [0, 1, 2]
+    before = PythonLoader(logs)
+    with DataServer(logs, tmp_path) as server:
+        for epoch, batch in ((1, 2), (2, 1), (2, 3)):  # the first after a validation that follows the backup
+            tiny.stopped(run, tiny.StopAt(epoch, batch))
+            forget_runs()
+            last = epoch * tiny.STEPS + batch
+            assert server.steps_up_to(last, "train", "batch_loss") == every[:last]
+            assert {*before.steps("train", "batch_loss")} == {*every[:last]}
+        run()
+        after = PythonLoader(logs)
+        for part, tag, expected in (
+            ("train", "batch_loss", every),
+            ("train", "epoch_loss", [0, 1, 2]),
+            ("validation", "epoch_loss", [0, 1, 2]),
+            ("validation", "evaluation_loss_vs_iterations", [5, 10, 15]),
+        ):
+            assert server.steps_up_to(expected[-1], part, tag) == after.steps(part, tag) == expected
+    assert sorted({*before.steps("train", "batch_loss")}) == every
+    assert len(before.steps("train", "batch_loss")) > len(every)
 
 
 def test_only_event_files_that_are_no_links_are_shortened_and_no_other_file(tmp_path: Path) -> None:
