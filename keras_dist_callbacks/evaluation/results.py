@@ -1,8 +1,8 @@
-"""What a `SidecarEvaluator` has found: a record for each result, and an event file made of each record.
+"""What a `SidecarEvaluator` has found: a record for each result, and event files made of the records.
 
 The record is the result: one small file under a name that follows from the training step, published atomically. The
-event file is made of nothing else, under a name that follows from the step too. So a process that is killed between the
-two has lost nothing, and a restarted one adds what is missing; none of both can be there twice.
+event files are made of nothing else. So a process that is killed between the two has lost nothing, and a restarted one
+adds what is missing; none of both can be there twice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
-import tensorflow as tf
 
 from keras_dist_callbacks.backups import record_io
 from keras_dist_callbacks.backups.record_io import Count, Digest, Format, Time
@@ -22,6 +21,7 @@ from keras_dist_callbacks.base.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.base.terminal import warn
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.record import CheckpointRecord, kind_of
+from keras_dist_callbacks.evaluation.event_log import Entry, EventLog
 from keras_dist_callbacks.evaluation.model import EvaluatedModel
 from keras_dist_callbacks.evaluation.sources import Candidate
 from keras_dist_callbacks.storage import temporary
@@ -88,11 +88,11 @@ class EvaluationLog:
     """
 
     def __init__(self, state: Storage, events: Storage | None) -> None:
-        self._state, self._events = state, events
+        self._state, self._events = state, None if events is None else EventLog(events)
         self._records: dict[int, EvaluationRecord] = {}
 
     def open(self) -> None:
-        """Reads what earlier processes found, and adds the event files that they did not get to.
+        """Reads what earlier processes found, and logs what they did not get to.
 
         Raises:
             StorageError: A directory cannot be used.
@@ -102,11 +102,8 @@ class EvaluationLog:
             if info.name.endswith(".json"):
                 self._read(f"{RECORDS}/{info.name}")
         if self._events is not None:
-            self._events.probe()
-            present = {info.name for info in self._events.files()}
-            for record in self._records.values():
-                if _events_name(record.plot_step) not in present:
-                    self._put_events(record)
+            self._events.open()
+            self._put_events()
 
     def __len__(self) -> int:
         return len(self._records)
@@ -142,10 +139,8 @@ class EvaluationLog:
             list(dict.fromkeys([*(earlier.checkpoints if earlier else ()), candidate.key])),  # once, if tried again
             time.time(),
         )
-        if self._events is not None:
-            self._events.delete(_events_name(place))  # else one of the model before would seem to be this one's
         self._put_record(record)
-        self._put_events(record)
+        self._put_events()
         return record.result
 
     def _read(self, name: str) -> None:
@@ -163,18 +158,10 @@ class EvaluationLog:
         record_io.write(self._state, _record_name(record.plot_step), RESULT.encode(record))
         self._records[record.plot_step] = record
 
-    def _put_events(self, record: EvaluationRecord) -> None:
-        if self._events is None:
-            return
-        with temporary.directory("evaluator") as directory:
-            file = directory / "events"
-            with temporary.writing("an event file", within=directory), tf.io.TFRecordWriter(str(file)) as writer:
-                writer.write(
-                    tf.compat.v1.Event(wall_time=record.evaluated_at, file_version="brain.Event:2").SerializeToString()
-                )
-                for name, value in record.metrics.items():
-                    writer.write(_event(record, name, float(value)))
-            self._events.replace(_events_name(record.plot_step), file)
+    def _put_events(self) -> None:
+        if self._events is not None:
+            records = (self._records[place] for place in sorted(self._records))
+            self._events.write([Entry(one.plot_step, one.evaluated_at, one.result.metrics) for one in records])
 
 
 @dataclass(frozen=True)
@@ -235,21 +222,3 @@ class BestExport:
 
 def _record_name(place: int) -> str:
     return f"{RECORDS}/{place:012d}.json"
-
-
-def _events_name(place: int) -> str:
-    """TensorBoard reads the event files of a directory in the order of their names."""
-    return f"events.out.tfevents.{place:012d}.evaluator"
-
-
-def _event(record: EvaluationRecord, name: str, value: float) -> bytes:
-    """As Keras' TensorBoard logs what `evaluate()` finds, under the same name."""
-    v1 = tf.compat.v1
-    plugin = v1.SummaryMetadata.PluginData(plugin_name="scalars")
-    summary = v1.Summary.Value(
-        tag=f"evaluation_{name}_vs_iterations",
-        tensor=tf.make_tensor_proto(value, tf.float32),
-        metadata=v1.SummaryMetadata(plugin_data=plugin),
-    )
-    event = v1.Event(wall_time=record.evaluated_at, step=record.plot_step, summary=v1.Summary(value=[summary]))
-    return bytes(event.SerializeToString())

@@ -67,8 +67,9 @@ class SidecarEvaluator:
         rerun_seconds: Where all was evaluated before this process started, the end of the training may be that of the
             run before: how many seconds to wait for a new one to begin. Defaults to 300.
         verbose: As in `model.evaluate`; unless it is 0, a line is printed for each result. Defaults to `"auto"`.
-        log_dir: TensorBoard's directory, that of the training or another: event files go to `evaluator/` below it, each
-            value at the training step and under the name that Keras' TensorBoard gives it. Defaults to None: no logs.
+        log_dir: TensorBoard's directory, that of the training or another: an event file of each process goes to
+            `evaluator/` below it, with each value at the training step and under the name that Keras' TensorBoard gives
+            it. Defaults to None: no logs.
         export_best: A path or URL that ends in `.keras` or `.weights.h5`: where the best model is put, with a
             record as `ModelCheckpoint` writes it. Defaults to None.
         monitor: The metric that decides, with `val_` before it or not. Defaults to `"val_loss"`.

@@ -156,6 +156,14 @@ class LocalFiles:
                 Path(temporary).replace(path)
         self._flush_directory(directory)
 
+    def extend(self, path: str, content: bytes, held: int) -> None:
+        """Appends to a file what it does not hold of `content`, of which it is known to hold so much."""
+        self._made_directory_of(path)
+        with open(plain_files.open_file(self.root, path, os.O_WRONLY | os.O_CREAT), "wb") as file:
+            start = min(held, os.fstat(file.fileno()).st_size)  # it may have been deleted
+            file.seek(start)
+            file.write(content[start:])
+
     def probe_unnamed(self, path: str) -> bool:
         """Makes the directory and writes a file without a name in it; False where that is not supported."""
         plain_files.make_directory(path)

@@ -273,6 +273,26 @@ class Storage:
         path = self._path_of(name)
         self._run("write", name, lambda: self._files.replace(path, source), source.stat().st_size)
 
+    def extend(self, name: str, content: bytes, held: int) -> None:
+        """Makes a file longer that this process alone writes.
+
+        An object is replaced. On a local disk what is new is appended, because those who read such a file keep it open.
+
+        Args:
+            name: Its name.
+            content: All that it shall hold.
+            held: How much of that it holds already.
+        """
+        path = self._path_of(name)
+        if self.is_local:
+            self._run("write", name, lambda: self._local.extend(path, content, held), len(content) - held)
+            return
+        with temporary.file("extended") as whole:
+            with temporary.writing(f"a copy of {self.display(name)}", len(content)):
+                whole.write(content)
+                whole.flush()
+            self.replace(name, Path(whole.name))
+
     def download(self, name: str, target: Path) -> None:
         """Copies an object to a local file.
 

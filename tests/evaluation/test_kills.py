@@ -50,7 +50,7 @@ def test_a_killed_training_and_a_killed_evaluator_leave_each_result_once(tmp_pat
         training.start(["--kill", "epoch=2,phase=epoch_begin"])
         evaluator.start(["--kill", "evaluation:1"])
         assert evaluator.wait(PATIENCE) == [-9]
-        evaluator.start(["--kill", "_put_events:2"])
+        evaluator.start(["--kill", "_put_events:3"])  # the first is at its start
         assert training.wait(PATIENCE) == [-9], training.tails()
         assert evaluator.wait(PATIENCE) == [-9]
         evaluator.start()
@@ -103,7 +103,7 @@ def test_an_evaluator_that_is_killed_everywhere_ends_with_each_result_once(tmp_p
     with process(directory, "train") as training:
         training.start()
         assert training.wait(PATIENCE) == [0], training.tails()
-    kills = ["evaluation:2", "_put_record:1", "_put_events:1", "publish:1"]
+    kills = ["evaluation:2", "_put_record:1", "_put_events:2", "publish:1"]
     with process(directory, "evaluate") as evaluator:
         attempts = run_until_done(evaluator, len(kills), PATIENCE, extra_args=[["--kill", kill] for kill in kills])
     assert [attempt.returncodes[0] for attempt in attempts] == [-9, -9, -9, -9, 0]

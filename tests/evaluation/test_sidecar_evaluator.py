@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,8 @@ from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings, scalars
 from tests.support.checkpoints import TEMPLATE, note_path, opened
 from tests.support.cli_backups import flip
-from tests.support.evaluator_runs import DATA, Count, evaluator, everything, logged, shared
+from tests.support.evaluator_runs import DATA, Count, evaluator, event_files, everything, logged, shared
+from tests.support.tensorboard_readers import DataServer, PythonLoader
 
 pytestmark = [pytest.mark.slow, ignore_keras_warnings]
 
@@ -85,16 +88,17 @@ def test_a_store_that_does_not_answer_is_asked_again(run: Path, monkeypatch: pyt
 def test_a_store_that_takes_no_result_is_asked_again_and_nothing_is_evaluated_twice(
     run: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    failure, original, calls = StorageError("the store is full of requests"), Storage.replace, iter(range(99))
+    failure, calls = StorageError("the store is full of requests"), iter(range(99))
     failure.unavailable = True
 
-    def sometimes(self: Storage, name: str, source: Path) -> None:
+    def sometimes(self: Storage, original: Any, name: str, *content: Any) -> None:
         if name.startswith(what) and next(calls) in failing:
             raise failure
-        original(self, name, source)
+        original(self, name, *content)
 
     failing: Any = {0, 1, 3}
-    monkeypatch.setattr(Storage, "replace", sometimes)
+    for method in ("replace", "extend"):
+        monkeypatch.setattr(Storage, method, functools.partialmethod(sometimes, getattr(Storage, method)))
     count = Count()
     with pytest.warns(RuntimeWarning, match="cannot write a result, and will try again: the store is full"):
         results = evaluator(run, callbacks=[count], export_best=run / "best.keras").start()
@@ -119,14 +123,48 @@ def test_a_second_evaluator_repeats_nothing(run: Path) -> None:
     assert everything(run / "tb") == before
 
 
-def test_event_files_that_are_missing_are_made_of_the_records(run: Path) -> None:
+def test_events_that_are_missing_are_made_of_the_records(run: Path) -> None:
     evaluator(run).start()
-    before = everything(run / "tb")
-    for path in (run / "tb" / "evaluator").glob("events*"):
-        path.unlink()
+    before = scalars(run / "tb/evaluator")
+    (file,) = event_files(run)
+    file.unlink()
     shutil.rmtree(run / "ckpt")
     evaluator(run, max_evaluations=3).start()
-    assert everything(run / "tb") == before
+    assert scalars(run / "tb/evaluator") == before
+
+
+def test_a_result_in_whose_event_a_process_was_killed_is_logged_by_the_next_one(run: Path) -> None:
+    evaluator(run).start()
+    (file,) = event_files(run)
+    os.truncate(file, file.stat().st_size - 1)
+    evaluator(run).start()
+    assert len(event_files(run)) == 2
+    for metric in ("loss", "accuracy"):
+        assert PythonLoader(run / "tb").steps("evaluator", f"evaluation_{metric}_vs_iterations") == [5, 10, 15]
+
+
+@pytest.mark.process
+def test_each_process_has_one_event_file_which_readers_see_grow(run: Path) -> None:
+    curve = "evaluator", "evaluation_loss_vs_iterations"
+    before = PythonLoader(run / "tb")
+    with DataServer(run / "tb", run) as server:
+        evaluator(run, max_evaluations=1).start()
+        assert server.steps_up_to(5, *curve) == before.steps(*curve) == [5]
+        (first,) = event_files(run)
+        evaluator(run).start()
+        assert server.steps_up_to(15, *curve) == before.steps(*curve) == [5, 10, 15]
+        assert event_files(run)[:1] == [first]
+        assert len(event_files(run)) == 2
+
+
+def test_a_log_that_is_deleted_meanwhile_is_written_again(run: Path) -> None:
+    class Delete(keras.callbacks.Callback):
+        def on_test_end(self, logs: Any = None) -> None:
+            if len(event_files(run)) == 1:
+                event_files(run)[0].unlink()
+
+    evaluator(run, callbacks=[Delete()]).start()
+    assert logged(run) == [5, 10, 15]
 
 
 def test_a_damaged_record_costs_a_repeated_evaluation(run: Path) -> None:
@@ -212,6 +250,7 @@ def test_another_model_at_the_same_step_takes_the_place_of_the_earlier_result(ru
     assert [one.step for one in results] == [5, 10, 15]
     assert [one == before for one, before in zip(results, first, strict=True)] == [False, False, True]
     assert logged(run) == [5, 10, 15]
+    assert len(event_files(run)) == 1
 
 
 def test_a_template_chooses_among_the_files_of_a_directory(run: Path) -> None:

@@ -33,4 +33,4 @@ def test_the_killed_example_prints_what_it_says(tmp_path: Path) -> None:
     assert [line[:2] for line in printed] == [line[:2] for line in said]
     assert [float(line[2]) for line in printed] == pytest.approx([float(line[2]) for line in said], abs=0.05)
     assert (tmp_path / "run" / "best.keras").exists()
-    assert len(list((tmp_path / "run/tb/evaluator").glob("events*"))) == len(said)
+    assert len(list((tmp_path / "run/tb/evaluator").glob("events*"))) <= 2  # one of each process

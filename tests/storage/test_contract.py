@@ -177,6 +177,16 @@ def test_replace_shows_readers_the_old_object_or_the_new_one(place: Place, tmp_p
     assert reader.size("x") == 300_000
 
 
+def test_a_file_that_grows_holds_all_that_was_given_also_after_it_was_deleted(storage: Storage) -> None:
+    storage.extend("a/log", b"one", 0)
+    storage.extend("a/log", b"one two", 3)
+    storage.extend("a/log", b"one two", 3)  # tried again
+    assert storage.read("a/log") == b"one two"
+    storage.delete("a/log")
+    storage.extend("a/log", b"one two three", 7)
+    assert storage.read("a/log") == b"one two three"
+
+
 def test_what_another_client_writes_and_deletes_is_seen_at_once(place: Place) -> None:
     ours, theirs = place.open(), place.open().child("sub")
     for round_ in range(3):

@@ -45,3 +45,7 @@ def everything(directory: Path) -> dict[str, bytes]:
 def logged(run: Path) -> list[int]:
     """Steps of the values in the log, in the order of the event files."""
     return [step for step, _ in scalars(run / "tb" / "evaluator")["evaluation_loss_vs_iterations"]]
+
+
+def event_files(run: Path) -> list[Path]:
+    return sorted((run / "tb/evaluator").glob("events.out.tfevents*"))
