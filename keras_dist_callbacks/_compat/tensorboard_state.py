@@ -37,6 +37,12 @@ def flush(board: Any) -> None:
         writer.flush()
 
 
+def create_files(board: Any, *, of_validation: bool) -> None:
+    """Creates the files that Keras creates with their first values: of training and, if asked, of validation."""
+    for name in _OPENED[: 1 + of_validation]:
+        getattr(board, name)
+
+
 def get_counters(board: Any) -> dict[str, Any]:
     """Returns what a backup keeps of Keras' TensorBoard; the events up to here are written out first."""
     flush(board)
@@ -82,11 +88,6 @@ class TensorBoardWithState(keras.callbacks.TensorBoard):
     def flush(self) -> None:
         """Writes what TensorFlow holds in memory to the event files."""
         flush(self)
-
-    def create_files(self, *, of_validation: bool) -> None:
-        """Creates the files that Keras creates with their first values: of training and, if asked, of validation."""
-        for name in _OPENED[: 1 + of_validation]:
-            getattr(self, name)
 
     def close(self) -> None:
         """Closes the event files; TensorFlow would create a deleted one again when it closes it."""

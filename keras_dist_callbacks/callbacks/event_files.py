@@ -3,8 +3,8 @@
 A restarted run repeats the steps after its backup, and writes to files of its own. Readers of TensorBoard show both, as
 a curve that goes back: so what the files of the interrupted process hold beyond the backup is cut off.
 
-Files of a process that was killed before its first backup stay. Its owner record names the process, but an earlier fit()
-of that process, which has ended well, may have written to the same directory: whose a file is, its name does not say.
+Files of a process that was killed before its first backup stay. Its owner record names the process, but an earlier
+fit() of that process, which ended well, may have written to the same directory: a name does not say whose a file is.
 """
 
 from __future__ import annotations

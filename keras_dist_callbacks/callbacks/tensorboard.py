@@ -14,7 +14,12 @@ from weakref import WeakKeyDictionary
 
 from keras_dist_callbacks._compat import keras_in_use
 from keras_dist_callbacks._compat.running_fit import find_fit
-from keras_dist_callbacks._compat.tensorboard_state import TensorBoardWithState, get_counters, set_counters
+from keras_dist_callbacks._compat.tensorboard_state import (
+    TensorBoardWithState,
+    create_files,
+    get_counters,
+    set_counters,
+)
 from keras_dist_callbacks.base import validation
 from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.base.process import Shared, shared
@@ -125,8 +130,8 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
     restarts included, `badput/...` are the seconds of all else, and `backup/...` what the newest backup took.
 
     A restarted run repeats the steps after its backup. On a local disk, what the event files of the interrupted process
-    hold beyond the backup is cut off, so that no step is shown twice; elsewhere, and of a process that was killed before
-    its first backup, their events are in both files.
+    hold beyond the backup is cut off, so that no step is shown twice; elsewhere, and of a process that was killed
+    before its first backup, their events are in both files.
 
     Args:
         log_dir: Where the chief writes: a path or URL. Defaults to `"logs"`.
@@ -315,7 +320,7 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         """
         fit = find_fit(self.model) if self._training and self._event_directory is not None else None
         if fit is not None:  # a backup must know them all: what is written to them after it counts as repeated
-            self.create_files(of_validation=fit.validation_source is not None)
+            create_files(self, of_validation=fit.validation_source is not None)
         self._publish()
         files: dict[str, int] = {}
         if self._event_directory is not None:

@@ -23,7 +23,7 @@ _PREFIX, _SUFFIX = "events.out.tfevents.", ".evaluator"
 
 
 @dataclass(frozen=True)
-class Entry:
+class LoggedResult:
     """A result as it is logged.
 
     Attributes:
@@ -62,7 +62,7 @@ class EventLog:
                 self._storage.download(name, directory / name)
                 self._held += _read(directory / name)
 
-    def write(self, entries: Sequence[Entry]) -> None:
+    def write(self, entries: Sequence[LoggedResult]) -> None:
         """Adds what is missing; may be called again where it has failed.
 
         Args:
@@ -90,7 +90,7 @@ class EventLog:
         return sorted(name for name in names if name.startswith(_PREFIX) and name.endswith(_SUFFIX))
 
 
-def _encoded(entries: Sequence[Entry], *, is_first: bool) -> bytes:
+def _encoded(entries: Sequence[LoggedResult], *, is_first: bool) -> bytes:
     with temporary.directory("evaluator") as directory:
         file = directory / "events"
         with temporary.writing("an event file", within=directory), tf.io.TFRecordWriter(str(file)) as writer:
@@ -102,7 +102,7 @@ def _encoded(entries: Sequence[Entry], *, is_first: bool) -> bytes:
         return file.read_bytes()
 
 
-def _event(entry: Entry) -> Any:
+def _event(entry: LoggedResult) -> Any:
     """As Keras' TensorBoard logs what `evaluate()` finds, under the same names; one event, which is there or not."""
     v1 = tf.compat.v1
     plugin = v1.SummaryMetadata.PluginData(plugin_name="scalars")

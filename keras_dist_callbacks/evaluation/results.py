@@ -21,7 +21,7 @@ from keras_dist_callbacks.base.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.base.terminal import warn
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.record import CheckpointRecord, kind_of
-from keras_dist_callbacks.evaluation.event_log import Entry, EventLog
+from keras_dist_callbacks.evaluation.event_log import EventLog, LoggedResult
 from keras_dist_callbacks.evaluation.model import EvaluatedModel
 from keras_dist_callbacks.evaluation.sources import Candidate
 from keras_dist_callbacks.storage import temporary
@@ -161,7 +161,7 @@ class EvaluationLog:
     def _put_events(self) -> None:
         if self._events is not None:
             records = (self._records[place] for place in sorted(self._records))
-            self._events.write([Entry(one.plot_step, one.evaluated_at, one.result.metrics) for one in records])
+            self._events.write([LoggedResult(one.plot_step, one.evaluated_at, one.result.metrics) for one in records])
 
 
 @dataclass(frozen=True)
