@@ -58,6 +58,12 @@ class AttemptRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         """When it was last heard of."""
         return self.began + sum(self.seconds.values())
 
+    @property
+    def in_vain(self) -> float:
+        """Seconds of `after` that a later process does again: none if it has said how it ends, and lost no step."""
+        lost = not self.end or (self.after_step or 0) > self.step
+        return self.after or 0.0 if lost else 0.0
+
 
 class Journal(msgspec.Struct, frozen=True, omit_defaults=True):
     """The processes of one training.
@@ -167,7 +173,7 @@ def seconds_of(attempts: Sequence[AttemptRecord], *, whole_last: bool = True) ->
         if place:
             before = attempts[place - 1]
             gap = max(0.0, one.began - before.heard)  # clocks of two machines differ
-            ran = min(gap, before.after or 0.0)
+            ran = min(gap, before.in_vain)
             add(_WASTED, ran)
             add(_RECOVERY, gap - ran)
         if place == len(attempts) - 1 and not whole_last:

@@ -23,7 +23,7 @@ BEFORE = "KDC_BEFORE"
 """When the process before this one began and ended, and after which step: JSON, from a launcher that has seen it."""
 NO_BACKUP = (0, -1)
 """What a report says where there is no backup: less than each `fit()` and step."""
-_FORMAT = 0x33_43_44_4B  # "KDC3"
+_FORMAT = 0x34_43_44_4B  # "KDC4"
 _UNKNOWN = -1
 _STEPS = 2**40
 
@@ -73,7 +73,9 @@ class _Cell(IntEnum):
     ENTRIES = 9  # as many as there are phases
 
 
-_SIZE = 8 * (_Cell.ENTRIES + len(Phase))
+_NUMBERS = 8 * (_Cell.ENTRIES + len(Phase))
+_PLACE = 1024  # bytes after the numbers: the backup directory
+_SIZE = _NUMBERS + _PLACE
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class ProgressReport:
         unsaved: Steps of earlier fits of the process that no backup holds.
         entries: How often each phase was entered.
         stop_at: When the process stops because its time is over, in seconds since 1970; None for no limit.
+        place: The backup directory of the `fit()`; empty if it is not known.
     """
 
     is_written: bool
@@ -101,6 +104,7 @@ class ProgressReport:
     unsaved: int
     entries: tuple[int, ...]
     stop_at: int | None = None
+    place: str = ""
 
 
 def create(path: Path) -> None:
@@ -111,7 +115,8 @@ def create(path: Path) -> None:
 
 def read(path: Path) -> ProgressReport:
     """What a progress file says now."""
-    cells = memoryview(path.read_bytes()).cast("q")
+    content = path.read_bytes()
+    cells = memoryview(content[:_NUMBERS]).cast("q")
     is_written = cells[_Cell.FORMAT] == _FORMAT
     step, backup = (cells[cell] if is_written else _UNKNOWN for cell in (_Cell.STEP, _Cell.BACKUP))
     return ProgressReport(
@@ -124,6 +129,7 @@ def read(path: Path) -> ProgressReport:
         cells[_Cell.UNSAVED],
         tuple(cells[_Cell.ENTRIES :]),
         cells[_Cell.STOP_AT] or None,
+        content[_NUMBERS:].rstrip(b"\0").decode(errors="replace"),
     )
 
 
@@ -131,7 +137,8 @@ class ProgressFile(Shared):
     """Writes where this process is; does nothing without `KDC_PROGRESS`."""
 
     def __init__(self) -> None:
-        self._cells = _open(os.environ.get(VARIABLE, ""))
+        self._file = _open(os.environ.get(VARIABLE, ""))
+        self._cells = None if self._file is None else _cells_of(self._file)
         self._phase = Phase.OUTSIDE
         self._place = ""
         self._backups: dict[str, tuple[int, int]] = {}
@@ -140,7 +147,8 @@ class ProgressFile(Shared):
     def in_child(self) -> ProgressFile:
         """A fork does not train for its parent."""
         child = ProgressFile.__new__(ProgressFile)
-        child._cells, child._phase = None, Phase.OUTSIDE
+        child._file = child._cells = None
+        child._phase = Phase.OUTSIDE
         return child
 
     def begin_fit(self, place: str) -> None:
@@ -149,13 +157,15 @@ class ProgressFile(Shared):
         Args:
             place: Its backup directory.
         """
-        cells = self._cells
-        if cells is not None:
+        file, cells = self._file, self._cells
+        if file is not None and cells is not None:
             fit, step = self._backups.get(self._place, NO_BACKUP)
             saved = step if fit == cells[_Cell.FIT] else 0
             unsaved = max(0, cells[_Cell.STEP] - saved)
             self._unsaved[self._place] = self._unsaved.get(self._place, 0) + unsaved
             self._place = place
+            shown = place.encode(errors="replace")
+            file[_NUMBERS:] = (shown if len(shown) <= _PLACE else b"").ljust(_PLACE, b"\0")
             cells[_Cell.FIT] += 1
             cells[_Cell.STEP] = _UNKNOWN
             self._show_backups()
@@ -225,16 +235,21 @@ def progress_file() -> ProgressFile:
     return shared(ProgressFile)
 
 
+def _cells_of(file: memoryview) -> memoryview:
+    return file[:_NUMBERS].cast("q")
+
+
 def _open(path: str) -> memoryview | None:
-    """The cells of a file; None where another process writes them, such as the parent of this one."""
+    """The content of a file; None where another process writes it, such as the parent of this one."""
     if not path:
         return None
     try:
         with open(path, "r+b") as file:
-            cells = memoryview(mmap.mmap(file.fileno(), _SIZE)).cast("q")
+            content = memoryview(mmap.mmap(file.fileno(), _SIZE))
     except (OSError, ValueError) as error:
         say(f"progress is not reported to the launcher: {VARIABLE}={path}: {error}", level=logging.WARNING)
         return None
+    cells = _cells_of(content)
     if cells[_Cell.FORMAT] == _FORMAT and _is_alive(cells[_Cell.PROCESS]):
         return None
     cells[_Cell.PROCESS] = os.getpid()
@@ -242,7 +257,7 @@ def _open(path: str) -> memoryview | None:
     cells[_Cell.STEP] = cells[_Cell.BACKUP] = _UNKNOWN
     cells[_Cell.FIT] = cells[_Cell.UNSAVED] = cells[_Cell.STOP_AT] = 0
     cells[_Cell.FORMAT] = _FORMAT
-    return cells
+    return content
 
 
 def _is_alive(process: int) -> bool:

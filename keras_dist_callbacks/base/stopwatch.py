@@ -49,8 +49,16 @@ class Stopwatch(Shared):
     """Is always in one category; the time is that of the monotonic clock."""
 
     def __init__(self) -> None:
+        self.begin_at(machine.process_start())
+
+    def begin_at(self, began: float) -> None:
+        """What was before does not count.
+
+        Args:
+            began: In seconds since 1970.
+        """
         now = time.time()
-        began = min(machine.process_start(), now)
+        began = min(began, now)
         self._category: Category = "program_startup"
         self._since = time.monotonic() - (now - began)
         self._seconds: dict[Category, float] = {}

@@ -163,7 +163,8 @@ class Launcher:
         if failure is None:
             return Decision(None)
         self._stop_at = next((end.report.stop_at for end in run.ends if end.report.stop_at), self._stop_at)
-        decision = self._policy.decide(failure, run.newest.report.backup, self._stop_at)
+        newest = run.newest.report
+        decision = self._policy.decide(failure, newest.backup, self._stop_at, newest.place)
         _say(f"{failure}; {decision.reason}" if decision.reason else str(failure))
         if asked is not None and (decision.delay is not None or asked == signal.SIGINT):
             return self._after_signal(asked, [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import time
 from dataclasses import dataclass
@@ -95,15 +96,20 @@ class RestartPolicy:
         self._newest = NO_BACKUP
         self._in_a_row = 0
         self._lost_at, self._times_lost = (0, 0), 0
+        self._directory = ""
 
-    def decide(self, first: WorkerEnd, newest: tuple[int, int] | None, stop_at: float | None = None) -> Decision:
+    def decide(
+        self, first: WorkerEnd, newest: tuple[int, int] | None, stop_at: float | None = None, directory: str = ""
+    ) -> Decision:
         """What follows a run that has failed.
 
         Args:
             first: The worker that failed first; one that fails after it may do so because of it.
             newest: The `fit()` and the step of the newest backup, or `NO_BACKUP`; None if that is not known.
             stop_at: When training stops because its time is over, in seconds since 1970; None for no limit.
+            directory: Where backups go; empty if it is not known.
         """
+        self._directory = directory or self._directory
         if newest == NO_BACKUP:  # such as deleted at the end of fit(): what the next run saves is new
             # Ends at one place that lost all are counted: backups in between are no progress, they lead there again.
             self._newest, place = newest, (first.report.fit, first.report.step or 0)
@@ -119,8 +125,7 @@ class RestartPolicy:
             return Decision(None, first.code, "there is no restart, because --max-restarts is 0")
         if self._in_a_row >= self._max_restarts:
             count = f"{self._in_a_row} restart(s) in a row"
-            back = "`kdc rollback` lets it continue from an older one, if there is one"
-            return Decision(None, _USED_UP, f"restarting does not help: {count} left no newer backup; {back}")
+            return Decision(None, _USED_UP, f"restarting does not help: {count} left {self._left(newest)}")
         if self._times_lost > self._max_restarts:
             why = f"{self._times_lost} times it came to the same end without a backup, and began again"
             return Decision(None, _USED_UP, f"restarting does not help: {why}")
@@ -129,6 +134,18 @@ class RestartPolicy:
         if stop_at is not None and time.time() + delay >= stop_at:
             return Decision(None, RESTART_EXIT_CODE, "its time is over, so there is no restart: start the job again")
         return Decision(delay)
+
+    def _left(self, newest: tuple[int, int] | None) -> str:
+        """What there is to continue from, and the way to an older backup."""
+        where = f" in {self._directory}" if self._directory else ""
+        if newest is None and self._newest == NO_BACKUP:  # no process has said what there is
+            return f"no newer backup{where}"
+        if self._newest == NO_BACKUP:
+            return f"no backup{where}"
+        step = self._newest[1]
+        way = f"`kdc rollback {shlex.quote(self._directory or 'DIRECTORY')} --before-step {step}`"
+        found = f"no newer backup than that of step {step}{where}"
+        return f"{found}; {way} lets it continue from an older one, if there is one"
 
 
 def code_after_signal(number: signal.Signals, ends: list[WorkerEnd]) -> int:

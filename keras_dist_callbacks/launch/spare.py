@@ -1,7 +1,7 @@
 """`python -m keras_dist_callbacks.launch.spare [-m] PROGRAM ARGS`: a worker that imports before it is needed.
 
-It imports TensorFlow, Keras and this package, and waits at its standard input. The environment of its attempt and the
-pipe for its output arrive there as JSON; then it is what `worker` is. If nothing arrives, the launcher is gone.
+It imports TensorFlow, Keras and this package, and waits at its standard input. The environment of its attempt, the pipe
+for its output and the time arrive there as JSON; then it is what `worker` is. If nothing arrives, the launcher is gone.
 
 Its imports find what those of the program would find. What they print is held back until the program begins.
 """
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import IO
 
 import keras_dist_callbacks
+from keras_dist_callbacks.base.stopwatch import stopwatch
 from keras_dist_callbacks.launch import worker
 from keras_dist_callbacks.launch.restart import first_directory
 
@@ -49,6 +50,7 @@ def main(words: Sequence[str]) -> None:
         with open(2, "wb", buffering=0, closefd=False) as stderr:
             shutil.copyfileobj(held, stderr)
     os.environ.update(order["env"])
+    stopwatch().begin_at(order["time"])  # until then, another process has trained
     importlib.invalidate_caches()
     worker.main(words)
 

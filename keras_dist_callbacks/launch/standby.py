@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,7 +34,7 @@ class _Spare:
     def begin(self, env: Mapping[str, str], output: Path | None) -> bool:
         """Lets it run the program; whether it was still there to do so."""
         changed = {name: value for name, value in env.items() if self.env.get(name) != value}
-        order = json.dumps({"env": changed, "output": None if output is None else str(output)})
+        order = json.dumps({"env": changed, "output": None if output is None else str(output), "time": time.time()})
         try:
             os.write(self._order, order.encode())
         except BrokenPipeError:

@@ -435,6 +435,7 @@ class Checkpointer(NotCopyable):
             self._run.shutdown.on_exception(error, None if uncounted else self.steps, at_hand)
         finally:
             self._run.shutdown.close()
+            stopwatch().end_lap()
 
     def _now(self) -> Snapshot:
         return self._snapshot("within" if self._count.batch else "between")

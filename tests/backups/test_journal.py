@@ -38,6 +38,22 @@ def test_what_a_launcher_has_seen_divides_the_gap() -> None:
     assert found.steps_repeated == 24
 
 
+@pytest.mark.parametrize(
+    ("more", "in_vain"),
+    [
+        ({"end": "preempted", "after_step": 100}, 0.0),
+        ({"end": "failed", "after_step": 124}, 12.0),  # the backup of its end has failed
+        ({"after_step": 100}, 12.0),  # killed in a validation, say
+    ],
+)
+def test_what_a_process_does_after_its_last_backup_is_in_vain_only_if_it_lost_something(
+    more: dict[str, Any], in_vain: float
+) -> None:
+    ended = attempt(1, 1000.0, (0, 100), 50.0, after=12.0, **more)
+    found = of(ended, attempt(2, 1075.0, (100, 200), 50.0)).totals()
+    assert (found.get(WASTED, 0.0), found[RECOVERY]) == (in_vain, 20.0 - in_vain)
+
+
 @pytest.mark.parametrize(("began", "gap"), [(1050.0, 0.0), (900.0, 0.0), (1055.0 + 3, 3.0)])
 def test_clocks_that_differ_make_no_negative_gap(began: float, gap: float) -> None:
     found = of(attempt(1, 1000.0, (0, 100), 50.0), attempt(2, began, (100, 200), 50.0))

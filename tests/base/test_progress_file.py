@@ -77,6 +77,7 @@ def test_fit_reports_phases_steps_and_backups(tmp_path: Path, ours: Path) -> Non
     assert {phase for hook, phase, _, _ in look.seen if hook == "test batch end"} <= {Phase.VALIDATION}
     report = progress_file.read(ours)
     assert (report.fit, report.step, report.backup) == (1, steps + 3, (1, steps + 3))  # the exception left a backup
+    assert report.place == str(tmp_path / "backup")
     assert report.phase is Phase.OUTSIDE
     assert report.entries[Phase.SAVE] >= 3
 

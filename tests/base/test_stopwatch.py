@@ -54,3 +54,12 @@ def test_the_time_of_a_second_run_begins_where_the_first_has_ended(clock: Clock)
     clock.now += 4
     assert watch.lap.began == 6005.0
     assert watch.lap.read() == {"other": 3.0, "training": 4.0}
+
+
+def test_what_a_spare_process_has_done_before_it_is_needed_does_not_count(clock: Clock) -> None:
+    watch = stopwatch()
+    clock.now += 100
+    watch.begin_at(clock.now + 5000.0 - 3)  # it was told to begin, and had not imported everything
+    clock.now += 2
+    assert watch.lap.began == 6097.0
+    assert watch.lap.read() == {"program_startup": 5.0}

@@ -94,7 +94,21 @@ CASES = {
         {"max_restarts": 1},
     ),
     "the same backup again is no progress": Case(
-        {"*": "trained(15, 10); die(9)"}, 1, 2, ("restarting does not help",), {"max_restarts": 1}
+        {"*": "trained(15, 10); die(9)"},
+        1,
+        2,
+        (
+            "restarting does not help: 1 restart(s) in a row left no newer backup than that of step 10 in backup; "
+            "`kdc rollback backup --before-step 10` lets it continue from an older one, if there is one\n",
+        ),
+        {"max_restarts": 1},
+    ),
+    "a backup that cannot be restored": Case(
+        {"0": "trained(15, 10); die(9)", "*": "trained(0).forget_backup('backup'); die(9)"},
+        1,
+        3,
+        ("2 restart(s) in a row left no newer backup than that of step 10 in backup; `kdc rollback backup --before",),
+        {"max_restarts": 2},
     ),
     "a backup of a later fit is progress": Case(
         {"0": "trained(90, 80); die(9)", "1": "trained(5, 2, fit=2); die(9)"}, 0, 3, options={"max_restarts": 1}
@@ -118,7 +132,7 @@ CASES = {
         {"*": "trained(16, 16).backup('backup', None); die(9)"},
         1,
         2,
-        ("1 restart(s) in a row left no newer backup",),
+        ("1 restart(s) in a row left no backup in backup\n",),
         {"max_restarts": 1},
     ),
     "a worker that has not looked for its backup": Case(

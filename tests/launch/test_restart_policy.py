@@ -23,8 +23,8 @@ LOOPS: list[tuple[list[End], str]] = [
     ([(1, 50, (1, 50)), (1, 100, NO_BACKUP)], "3 times it came to the same end without a backup, and began again"),
     ([(1, 20, (1, 10)), (1, 60, (1, 60)), (1, 100, NO_BACKUP)], "3 times it came to the same end without a backup"),
     ([(2, 50, (2, 50)), (2, 100, NO_BACKUP)], "3 times it came to the same end without a backup"),
-    ([(1, 100, NO_BACKUP)], "2 restart(s) in a row left no newer backup"),
-    ([(1, 50, (1, 50))], "2 restart(s) in a row left no newer backup"),
+    ([(1, 100, NO_BACKUP)], "2 restart(s) in a row left no backup"),
+    ([(1, 50, (1, 50))], "2 restart(s) in a row left no newer backup than that of step 50"),
 ]
 
 

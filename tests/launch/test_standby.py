@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def run_spare(directory: Path, *words: str) -> str:
         [*spare.COMMAND, *words],
         cwd=directory,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        input=json.dumps({"env": {}, "output": None}),
+        input=json.dumps({"env": {}, "output": None, "time": time.time()}),
         capture_output=True,
         text=True,
         timeout=120,

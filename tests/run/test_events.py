@@ -136,6 +136,29 @@ def test_the_journal_knows_each_process_and_a_finished_run_leaves_it(
     assert journal.summary(found).partition(":")[0] in capsys.readouterr().out
 
 
+def test_a_loop_that_has_failed_takes_no_time_from_the_next_one_of_its_process(tmp_path: Path) -> None:
+    def loop(last: int) -> None:
+        model = tiny.model()
+        model.optimizer.build(model.trainable_variables)
+        checkpointer = kdc.Checkpointer(tmp_path, model=model, optimizer=model.optimizer, save_freq=2)
+        with checkpointer:
+            checkpointer.restore()
+            for _ in checkpointer.epochs(2):
+                for _ in checkpointer.batches(range(4)):
+                    checkpointer.step()
+                    if checkpointer.steps == last:
+                        raise OSError("no data")
+
+    with pytest.raises(OSError, match="no data"):
+        loop(3)
+    loop(-1)
+    store = BackupStore(Storage.open(tmp_path))
+    found = store.left_journal(store.journals()[-1])
+    assert [(one.first, one.step, one.end) for one in found.attempts] == [(0, 3, "failed"), (3, 8, "finished")]
+    whole = found.attempts[-1].heard - found.attempts[0].began
+    assert sum(found.totals().values()) == pytest.approx(whole, abs=0.01)
+
+
 def test_a_rollback_takes_what_came_after_it_out_of_the_time_that_counts(tmp_path: Path) -> None:
     run(tmp_path, delete_checkpoint=False, max_to_keep=5)
     before = newest_journal(tmp_path)

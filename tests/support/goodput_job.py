@@ -14,6 +14,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 
@@ -21,29 +22,85 @@ BATCH, STEPS = 8, 50
 
 
 class Ticks(keras.callbacks.Callback):
-    """Waits in each step, notes its end, and kills the process after some of them, once each."""
+    """Waits in each step, notes its end, and ends the process after some of them, once each; waits in validation.
 
-    def __init__(self, directory: Path, pace: float, kills: list[int]) -> None:
+    The last worker is the one that ends.
+    """
+
+    def __init__(self, asked: argparse.Namespace) -> None:
         super().__init__()
-        self.directory, self.pace, self.kills = directory, pace, kills
+        self.asked = asked
+        cluster = kdc.advanced.Cluster.detect()
+        self.file = asked.directory / f"ticks-{cluster.worker_index}"
+        self.ends = cluster.worker_index == cluster.num_workers - 1
+
+    def note(self, what: str, when: float | None = None) -> None:
+        with self.file.open("a") as file:
+            file.write(f"{os.getpid()} {time.time() if when is None else when:.6f} {what}\n")
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        time.sleep(self.pace)
+        time.sleep(self.asked.pace)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        step = int(self.model.optimizer.iterations)
-        note(self.directory, str(step))
-        if step in self.kills and not (marker := self.directory / f"killed-{step}").exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        self.step_done(int(self.model.optimizer.iterations.value.numpy()))  # also of a mirrored one
+
+    def step_done(self, step: int) -> None:
+        self.note(str(step))
+        for number, steps in ((signal.SIGKILL, self.asked.kill), (signal.SIGTERM, self.asked.term)):
+            if self.ends and step in steps and not (marker := self.asked.directory / f"ended-{step}").exists():
+                marker.touch()
+                os.kill(os.getpid(), number)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.note("test")
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        time.sleep(self.asked.pace)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self.note("tested")
 
 
 kdc.advanced.register_callback_state(Ticks, None)
 
 
-def note(directory: Path, what: str, when: float | None = None) -> None:
-    with (directory / "ticks").open("a") as file:
-        file.write(f"{os.getpid()} {time.time() if when is None else when:.6f} {what}\n")
+def fit(ticks: Ticks, x: Any, y: Any, options: dict[str, Any]) -> None:
+    asked = ticks.asked
+    strategy = kdc.make_strategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+    backup = kdc.BackupAndRestore(asked.directory / "backup", **options)
+    validation = {"validation_data": (x, y), "validation_batch_size": BATCH} if asked.validation else {}
+    ticks.note("fit")
+    model.fit(x, y, batch_size=BATCH, epochs=asked.epochs, verbose=0, callbacks=[ticks, backup], **validation)
+
+
+def loop(ticks: Ticks, x: Any, y: Any, options: dict[str, Any]) -> None:
+    asked = ticks.asked
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+
+    @tf.function
+    def train_step(inputs: Any, targets: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(inputs, training=True) - targets) ** 2)
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+        )
+
+    checkpointer = kdc.Checkpointer(asked.directory / "backup", model=model, optimizer=optimizer, **options)
+    ticks.note("fit")
+    with checkpointer:
+        checkpointer.restore()
+        for _ in checkpointer.epochs(asked.epochs):
+            for batch in checkpointer.batches(batches):
+                time.sleep(asked.pace)
+                train_step(*batch)
+                checkpointer.step()
+                ticks.step_done(checkpointer.steps)
 
 
 def main() -> None:
@@ -53,19 +110,17 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--save", type=int, default=20)
     parser.add_argument("--kill", type=int, action="append", default=[], help="after this step, once")
+    parser.add_argument("--term", type=int, action="append", default=[], help="likewise, by SIGTERM")
+    parser.add_argument("--validation", action="store_true")
+    parser.add_argument("--loop", action="store_true", help="with Checkpointer")
     asked = parser.parse_args()
-    note(asked.directory, "begin", float(os.environ["GOODPUT_JOB_BEGAN"]))
+    ticks = Ticks(asked)
+    ticks.note("begin", float(os.environ["GOODPUT_JOB_BEGAN"]))
     keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
-    model.compile("adam", "mse")
     x = np.random.default_rng(0).normal(size=(BATCH * STEPS, 4)).astype("float32")
-    backup = kdc.BackupAndRestore(
-        asked.directory / "backup", save_freq=asked.save, write_options=kdc.WriteOptions(when_busy="wait")
-    )
-    ticks = Ticks(asked.directory, asked.pace, asked.kill)
-    note(asked.directory, "fit")
-    model.fit(x, x[:, :1], batch_size=BATCH, epochs=asked.epochs, verbose=0, callbacks=[ticks, backup])
-    note(asked.directory, "end")
+    options = {"save_freq": asked.save, "write_options": kdc.WriteOptions(when_busy="wait")}
+    (loop if asked.loop else fit)(ticks, x, x[:, :1], options)
+    ticks.note("end")
 
 
 if __name__ == "__main__":
