@@ -19,7 +19,7 @@ from keras_dist_callbacks.backups.journal import Journal
 from keras_dist_callbacks.backups.names import blob_generation
 from keras_dist_callbacks.backups.packing import tensor_bytes
 from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, Format, checked
-from keras_dist_callbacks.backups.snapshot import JSON, VARIABLES, FitPlace, Manifest
+from keras_dist_callbacks.backups.snapshot import JSON, VARIABLES, FitPlace, Manifest, Warned
 from keras_dist_callbacks.base.errors import DamagedBackupError, KdcError
 
 MANIFEST = Format("keras_dist_callbacks backup", 1, Manifest, MAX_MANIFEST_BYTES, allow_nan=True)
@@ -120,6 +120,8 @@ def _check_values(manifest: Manifest, where: str) -> None:
         checked(manifest.info.get(time), float | None, f"{where}: the time")
     checked(manifest.info.get("not_finite"), list[str] | None, f"{where}: what is not finite")
     checked(manifest.info.get("journal"), Journal | None, f"{where}: the journal")
+    checked(manifest.info.get("seconds"), Annotated[float, msgspec.Meta(ge=0)] | None, f"{where}: how long it took")
+    checked(manifest.info.get("warnings"), list[Warned] | None, f"{where}: the warnings")
     checked(manifest.info.get("kept"), dict[str, Annotated[float, msgspec.Meta(gt=0)]] | None, f"{where}: what is kept")
     for number, record in enumerate(manifest.workers):
         for topic, value in record.state.items():

@@ -92,10 +92,19 @@ class OwnerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         """
         if self.is_of_rollback:
             return True
+        return self._is_of_this_machine and machine.has_ended(self.pid, self.began or 0)
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether the process is known to run on this machine."""
+        return not self.is_of_rollback and self._is_of_this_machine and not machine.has_ended(self.pid, self.began or 0)
+
+    @property
+    def _is_of_this_machine(self) -> bool:
         if self.began is None or self.namespace is None:
             return False
         here = _host(), machine.process_namespace()  # copies of a virtual machine share all but the name
-        return (self.host, self.namespace) == here and machine.has_ended(self.pid, self.began)
+        return (self.host, self.namespace) == here
 
 
 OWNER = Format("keras_dist_callbacks owner", 1, OwnerRecord)

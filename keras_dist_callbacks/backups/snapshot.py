@@ -15,12 +15,15 @@ import numpy as np
 
 from keras_dist_callbacks.backups import findings, names
 from keras_dist_callbacks.backups.findings import FINDINGS, Finding
-from keras_dist_callbacks.backups.record_io import Count, Digest, Generation, Sequence, Token
+from keras_dist_callbacks.backups.record_io import Count, Digest, Generation, Sequence, Time, Token
 
 JSON = Any
 """A value that `json` writes and reads back unchanged."""
 
 Short = Annotated[str, msgspec.Meta(max_length=40)]
+
+LONGEST_WARNING = 500
+"""Characters of a warning that a manifest keeps."""
 
 VARIABLES = "variables"
 """The part whose tensors are the variables that Keras lists: a name ends with `@` and the replica's number."""
@@ -211,6 +214,19 @@ class CommitId:
         """Returns the id in a manifest's file name, or None if it is not one."""
         parts = names.commit_parts(name)
         return None if parts is None else cls(*parts)
+
+
+@dataclass(frozen=True)
+class Warned:
+    """What the user was warned of while training ran.
+
+    Attributes:
+        time: When, in seconds since 1970.
+        text: What was said, as far as it is kept.
+    """
+
+    time: Time
+    text: Annotated[str, msgspec.Meta(max_length=LONGEST_WARNING)]
 
 
 @dataclass(frozen=True)

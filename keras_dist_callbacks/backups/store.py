@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from keras_dist_callbacks.backups import finite, names, owner_records, record_io
@@ -285,9 +285,13 @@ class BackupStore:
 
     # --- reading
 
-    def commits(self) -> list[CommitId]:
-        """Returns the commits, the newest last, without those that a rollback has taken back."""
-        rollbacks = self.rollbacks()
+    def commits(self, claims: Sequence[tuple[int, OwnerRecord]] | None = None) -> list[CommitId]:
+        """Returns the commits, the newest last, without those that a rollback has taken back.
+
+        Args:
+            claims: What `claims` has returned just now; None: it is asked.
+        """
+        rollbacks = self.rollbacks() if claims is None else _in_force(claims)
         return [
             commit
             for commit in sorted(self._listed(COMMITS))
@@ -319,9 +323,21 @@ class BackupStore:
         newest = [owner for _, owner in self.rollbacks()][-1:]
         return next((owner for owner in newest if owner.rolled_back_to == target), None)
 
-    def claims(self) -> list[tuple[int, OwnerRecord]]:
-        """Returns the owner records that can be read, with their generations, the newest last."""
+    def claims(self, *, again: bool = False) -> list[tuple[int, OwnerRecord]]:
+        """Returns the owner records that can be read, with their generations, the newest last.
+
+        Args:
+            again: Long after the last call: of what was read then, the newest record is read once more. If it is
+                another one, so may be all: a training that begins after one has deleted its backups counts from 1.
+        """
         claimed = sorted(self._owners())
+        if again and claimed:
+            known = self._owners_read.get(claimed[-1])
+            newest = owner_records.read_owner(self.storage, claimed[-1])
+            if newest is None or newest != known:
+                self._owners_read.clear()
+            if newest is not None:
+                self._owners_read[claimed[-1]] = newest
         for generation in claimed:
             if generation not in self._owners_read:
                 owner = owner_records.read_owner(self.storage, generation)
@@ -333,9 +349,7 @@ class BackupStore:
         """Returns the rollbacks in force with their generations, the newest last."""
         if self._own_rollbacks is not None:
             return self._own_rollbacks
-        present = self.claims()
-        undone = {owner.undoes for _, owner in present}
-        found = [(g, owner) for g, owner in present if owner.rolled_back_to is not None and g not in undone]
+        found = _in_force(self.claims())
         if self.generation:
             self._own_rollbacks = found
         return found
@@ -464,6 +478,12 @@ class BackupStore:
 
     def _owners(self) -> list[int]:
         return owner_records.generations(self.storage)
+
+
+def _in_force(claims: Sequence[tuple[int, OwnerRecord]]) -> list[tuple[int, OwnerRecord]]:
+    """Returns the rollbacks that were not undone."""
+    undone = {owner.undoes for _, owner in claims}
+    return [(g, owner) for g, owner in claims if owner.rolled_back_to is not None and g not in undone]
 
 
 class _Known(NamedTuple):

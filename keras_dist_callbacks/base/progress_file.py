@@ -93,6 +93,7 @@ class ProgressReport:
         entries: How often each phase was entered.
         stop_at: When the process stops because its time is over, in seconds since 1970; None for no limit.
         place: The backup directory of the `fit()`; empty if it is not known.
+        process: The training process.
     """
 
     is_written: bool
@@ -105,6 +106,7 @@ class ProgressReport:
     entries: tuple[int, ...]
     stop_at: int | None = None
     place: str = ""
+    process: int = 0
 
 
 def create(path: Path) -> None:
@@ -130,7 +132,19 @@ def read(path: Path) -> ProgressReport:
         tuple(cells[_Cell.ENTRIES :]),
         cells[_Cell.STOP_AT] or None,
         content[_NUMBERS:].rstrip(b"\0").decode(errors="replace"),
+        cells[_Cell.PROCESS],
     )
+
+
+def of_process(pid: int) -> ProgressReport | None:
+    """What the progress file of a process on this machine says; None if it has none, or another user may not see it."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        name = f"{VARIABLE}=".encode()
+        found = [read(Path(os.fsdecode(one.removeprefix(name)))) for one in environment if one.startswith(name)]
+    except (OSError, ValueError, TypeError):  # the last two: it is of another version, or is being made
+        return None
+    return next((report for report in found if report.is_written and report.process == pid), None)
 
 
 class ProgressFile(Shared):

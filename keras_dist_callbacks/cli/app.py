@@ -310,7 +310,7 @@ def watch(
             look = look_now()
             target.report(look, watching.show, problem=bool(look.troubles))
         else:
-            look = watching.follow(look_now, every, shown=sys.stdout.isatty())
+            look = watching.follow(lambda: target.cleaned(look_now()), every, stale_after)
         if look.state == "nothing":
             raise fail(f"{target.url}: no run has begun here; give the backup_dir of a run", CANNOT)
         if look.state == "stalled":

@@ -8,10 +8,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from keras_dist_callbacks.backups import journal as journals
 from keras_dist_callbacks.backups.findings import FINDINGS
+from keras_dist_callbacks.backups.journal import JOURNAL, Journal
 from keras_dist_callbacks.backups.packing import dtype_of
 from keras_dist_callbacks.backups.snapshot import JSON, VARIABLES, Manifest, WorkerRecord
 from keras_dist_callbacks.base.errors import ConfigError, DamagedBackupError
+from keras_dist_callbacks.base.validation import convert
 from keras_dist_callbacks.checkpoints import files, retention
 from keras_dist_callbacks.checkpoints.files import Problem
 from keras_dist_callbacks.checkpoints.record import Checkpoint
@@ -117,7 +120,10 @@ def show_commit(page: Page, details: CommitDetails, *, every_tensor: bool) -> No
     row = details.commit
     page.line(f"{details.url}/{row.name}", "bold")
     versions = ", ".join(f"{name} {version}" for name, version in details.versions.items())
-    run = [(key.replace("_", " "), "-" if v is None else str(v).removeprefix("_")) for key, v in details.run.items()]
+    others = {key: value for key, value in details.run.items() if key not in (JOURNAL, "warnings", "seconds", "begun")}
+    run = [(key.replace("_", " "), "-" if v is None else str(v).removeprefix("_")) for key, v in others.items()]
+    if journal := details.run.get(JOURNAL):
+        run.append(("time so far", journals.summary(convert(journal, Journal))))
     facts: list[tuple[str, Cell]] = [
         ("position", f"{row.position} (step {row.step})"),
         ("state", formatting.styled(row.state if row.state != "ok" else "finished" if row.done else "not finished")),

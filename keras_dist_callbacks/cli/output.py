@@ -119,14 +119,20 @@ class Target:
         Raises:
             typer.Exit: There is a problem.
         """
-        plain = _changed(msgspec.to_builtins(result), self.redactor.clean)
         if self.as_json:
+            plain = _changed(msgspec.to_builtins(result), self.redactor.clean)
             text = json.dumps({**conclusions, **plain}, indent=2)
             print(text.replace("\x7f", "\\u007f"))  # the one control character that JSON leaves as it is
         else:
-            show(Page(), convert(_changed(plain, escape_controls), type(result)))
+            show(Page(), self.cleaned(result))
         if problem:
             raise typer.Exit(PROBLEM)
+
+    def cleaned(self, result: _R) -> _R:
+        """A result that can be shown: without credentials, and with escapes for what a terminal would interpret."""
+        plain = _changed(msgspec.to_builtins(result), lambda text: escape_controls(self.redactor.clean(text)))
+        found: _R = convert(plain, type(result))
+        return found
 
 
 @contextlib.contextmanager

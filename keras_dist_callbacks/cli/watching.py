@@ -1,20 +1,21 @@
 """`kdc watch`: where a job is, how long it still takes, and what goes wrong; from the store alone.
 
-A look is a listing of three directories, and a read of the newest manifest where that is another one. It takes no lock
-and writes nothing.
+A look is a listing of two directories, a read of the newest owner record, and one of the newest manifest where that is
+another one. It takes no lock and writes nothing.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
-import sys
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -24,8 +25,11 @@ from keras_dist_callbacks.backups.journal import JOURNAL, AttemptRecord, Journal
 from keras_dist_callbacks.backups.owner_records import OwnerRecord
 from keras_dist_callbacks.backups.snapshot import Manifest
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.base import progress_file
+from keras_dist_callbacks.base.errors import DamagedBackupError, StorageError
+from keras_dist_callbacks.base.progress_file import Phase
 from keras_dist_callbacks.base.terminal import data_size, duration
-from keras_dist_callbacks.cli import formatting
+from keras_dist_callbacks.cli import formatting, listing
 from keras_dist_callbacks.cli.formatting import Page
 from keras_dist_callbacks.cli.history import Values, curves_of
 
@@ -39,6 +43,20 @@ _SAME_STEP = 3  # starts from one step
 _MISSED = 4  # intervals between backups
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE = 40  # values
+_NAMES = 15  # columns
+
+
+@dataclass(frozen=True)
+class LastWarning:
+    """What a process has warned of.
+
+    Attributes:
+        age: Seconds ago.
+        text: What it said.
+    """
+
+    age: float
+    text: str
 
 
 @dataclass(frozen=True)
@@ -58,7 +76,10 @@ class JobView:
         seconds_left: To the end of training, at the pace of the newest process; None if that is not known.
         backup_age: Seconds since the newest backup; None without one.
         backup_bytes: What that refers to.
-        steps_at_risk: What a kill would cost now, estimated from the pace; None if nothing runs.
+        backup_seconds: How long it took to write, in the background.
+        phase: What its process does now; empty where only another machine, or nobody, knows that.
+        steps_at_risk: What a kill would cost now; None if that is not known, or nothing runs.
+        is_estimated: Whether that is estimated from the pace, and not known from the process.
         starts: How many processes there were.
         ends: How the last hundred of them have ended, the newest last; empty for a kill, and for the one that runs.
         goodput: The share of training in all time so far; None if that is not known.
@@ -66,7 +87,10 @@ class JobView:
         seconds: Of all time so far, by category.
         loss: That of each epoch; None for what is not finite.
         notes: What the newest backup says of itself: not finite, not exact.
+        warnings: The last ones of the newest process, up to its newest backup, the newest last.
         troubles: What goes wrong.
+        unseen: Seconds since the directory could be read; then all else is what was seen last. None: it was read now.
+        failure: Why it cannot be read.
     """
 
     url: str
@@ -79,7 +103,10 @@ class JobView:
     seconds_left: float | None = None
     backup_age: float | None = None
     backup_bytes: int | None = None
+    backup_seconds: float | None = None
+    phase: str = ""
     steps_at_risk: int | None = None
+    is_estimated: bool = True
     starts: int = 0
     ends: tuple[str, ...] = ()
     goodput: float | None = None
@@ -87,7 +114,10 @@ class JobView:
     seconds: dict[str, float] = field(default_factory=dict)
     loss: Values = ()
     notes: tuple[str, ...] = ()
+    warnings: tuple[LastWarning, ...] = ()
     troubles: tuple[Trouble, ...] = ()
+    unseen: float | None = None
+    failure: str = ""
 
 
 class Watch:
@@ -99,7 +129,7 @@ class Watch:
     """
 
     def __init__(self, store: BackupStore, stale: float = STALE_SECONDS) -> None:
-        self._storage, self._stale = store.storage, stale
+        self._store, self._stale = store, stale
         self._newest: Manifest | None = None
 
     def look(self, now: float) -> JobView:
@@ -108,19 +138,25 @@ class Watch:
         Args:
             now: Seconds since 1970, by the clock that the records are compared with.
         """
-        store = BackupStore(self._storage)
-        url, claims, commits = self._storage.display(), store.claims(), store.commits()
+        store = self._store
+        claims = store.claims(again=True)
+        commits = store.commits(claims)
         if not commits:
-            return self._without_backup(store, claims, now)
+            return self._without_backup(claims, now)
         newest = commits[-1]
         if self._newest is None or self._newest.id != newest:
-            self._newest = store.manifest(newest)
-        manifest = self._newest
-        journal = journals.continued([manifest.info.get(JOURNAL)], claims)
-        return _described(url, manifest, journal, claims, now, self._stale)
+            try:
+                self._newest = store.manifest_in(newest.name, newest)  # `manifest` would keep all that were ever seen
+            except DamagedBackupError:
+                if store.storage.exists(newest.name):
+                    raise
+                return self.look(now)  # the run has deleted it meanwhile
+        journal = journals.continued([self._newest.info.get(JOURNAL)], claims)
+        return _described(store.storage.display(), self._newest, journal, claims, now, self._stale)
 
-    def _without_backup(self, store: BackupStore, claims: Sequence[tuple[int, OwnerRecord]], now: float) -> JobView:
-        url = self._storage.display()
+    def _without_backup(self, claims: Sequence[tuple[int, OwnerRecord]], now: float) -> JobView:
+        store = self._store
+        url = store.storage.display()
         if claims:
             journal = journals.continued([], claims)
             began = claims[-1][1].claimed
@@ -164,12 +200,34 @@ def _described(
         None if manifest.done or whole is None or steps_left is None else max(0.0, steps_left / whole - age),
         age,
         sum(blob.size for blob in manifest.blobs),
-        None if standing in ("finished", "not running") or pace is None else round(age * pace),
+        manifest.info.get("seconds"),
         loss=curves_of(manifest).values.get("loss", ())[-_CURVE:],
-        notes=("the newest backup is not finite",) if manifest.info.get("not_finite") else (),
+        notes=tuple(_notes(manifest)),
+        warnings=tuple(
+            LastWarning(max(0.0, now - one["time"]), one["text"]) for one in manifest.info.get("warnings") or ()
+        ),
         troubles=troubles,
     )
-    return _of_journal(look, journal)
+    return _of_journal(dataclasses.replace(look, **_risk(look, position.step, whole, claims)), journal)
+
+
+def _risk(look: JobView, saved: int, pace: float | None, claims: Sequence[tuple[int, OwnerRecord]]) -> dict[str, Any]:
+    """What a kill would cost, from the process itself if it runs under `kdc launch` on this machine."""
+    if look.state != "running":
+        return {}
+    runs = [owner for _, owner in claims if owner.runs_here]
+    report = progress_file.of_process(runs[-1].pid) if runs else None
+    if report is None or report.step is None or report.backup != (report.fit, saved):  # it may train another one now
+        return {} if pace is None else {"steps_at_risk": round((look.backup_age or 0.0) * pace)}
+    phase = "" if report.phase is Phase.OUTSIDE else str(report.phase)
+    return {"steps_at_risk": max(0, report.step - saved), "is_estimated": False, "phase": phase}
+
+
+def _notes(manifest: Manifest) -> Iterator[str]:
+    if manifest.info.get("not_finite"):
+        yield "the newest backup is not finite"
+    if listing.verdict_of(manifest).word == "not exact":
+        yield "a resume is not exact: `kdc show` says why"
 
 
 def _running(claims: Sequence[tuple[int, OwnerRecord]], otherwise: State) -> State:
@@ -192,9 +250,10 @@ def _of_journal(look: JobView, journal: Journal) -> JobView:
 
 def _paces(own: AttemptRecord | None) -> tuple[float | None, float | None]:
     """Steps per second while a process trains, and with what it does between."""
-    if own is None or own.step <= own.first or not own.seconds.get("training"):
+    steps = 0 if own is None else own.step - own.first - 1  # the first step is preparation
+    if own is None or steps < 1 or not own.seconds.get("training"):
         return None, None
-    steps, training = own.step - own.first, own.seconds["training"]
+    training = own.seconds["training"]
     between = sum(
         own.seconds.get(name, 0.0)
         for name in ("unproductive_checkpoint_save_time", "custom_badput_events/eval_step", "other")
@@ -237,7 +296,8 @@ def sparkline(values: Values) -> str:
 
 def facts(look: JobView) -> Iterator[tuple[str, str]]:
     """Names, and what there is to say of each."""
-    yield "state", look.state
+    state = f"{look.state}, {look.phase}" if look.phase else look.state
+    yield "state", state if look.unseen is None else f"{state} {formatting.age(look.unseen)} ago"
     if look.position:
         yield "position", f"{look.position}, step {look.step:,}"
     if look.steps_per_second is not None:
@@ -246,8 +306,10 @@ def facts(look: JobView) -> Iterator[tuple[str, str]]:
         yield "time left", f"about {duration(look.seconds_left)}"
     if look.backup_age is not None and look.state != "finished":
         size = "" if look.backup_bytes is None else f", {data_size(look.backup_bytes)}"
-        risk = "" if look.steps_at_risk is None else f"; about {look.steps_at_risk:,} steps at risk"
-        yield "newest backup", f"{formatting.age(look.backup_age)} ago{size}{risk}"
+        took = "" if look.backup_seconds is None else f", took {look.backup_seconds:.2g} s"
+        yield "newest backup", f"{formatting.age(look.backup_age)} ago{size}{took}"
+    if look.steps_at_risk is not None:
+        yield "at risk", f"{'about ' if look.is_estimated else ''}{formatting.count(look.steps_at_risk, 'step')}"
     if look.summary:
         yield "time so far", look.summary
     if len(look.ends) > 1:
@@ -258,53 +320,84 @@ def facts(look: JobView) -> Iterator[tuple[str, str]]:
         yield "loss", f"{sparkline(look.loss)} {last}"
 
 
+def remarks(look: JobView) -> Iterator[tuple[str, str]]:
+    """What is wrong, and what the job has warned of: kinds and texts."""
+    yield from (("warning", f"{formatting.age(one.age)} ago: {one.text}") for one in look.warnings)
+    yield from (("note", note) for note in look.notes)
+    yield from (("trouble", trouble) for trouble in look.troubles)
+    if look.failure:
+        yield "trouble", look.failure
+
+
 def show(page: Page, look: JobView) -> None:
     """Prints one look."""
     page.line(look.url, "bold")
     page.facts(facts(look))
-    page.notes((("note", note) for note in look.notes), "red")
-    page.notes((("trouble", trouble) for trouble in look.troubles), "bold red")
+    page.notes(remarks(look), "red")
 
 
-def follow(watch: Callable[[], JobView], every: float, *, shown: bool) -> JobView:
+def follow(watch: Callable[[], JobView], every: float, patience: float) -> JobView:
     """Looks until the run has ended or stalled, and shows what there is: a screen, or a line for each change.
+
+    A store that cannot be read for a while is waited for.
 
     Args:
         watch: Looks.
         every: Seconds between two looks.
-        shown: Whether the output is a terminal.
+        patience: For how many seconds the store is waited for.
+
+    Raises:
+        StorageError: It cannot be read, and was not before or has not been for so long.
     """
-    look, before = watch(), ""
-    with Live(_screen(look), console=Console(), auto_refresh=False, transient=False) if shown else _Lines() as live:
+    console = Console(highlight=False)
+    is_screen = console.is_terminal and not console.is_dumb_terminal
+    look, before, seen = watch(), "", time.monotonic()
+    live = (
+        Live(_screen(look, console.width), console=console, auto_refresh=False)
+        if is_screen
+        else contextlib.nullcontext()
+    )
+    with live:
         while True:
-            told = f"{look.state} {look.position} {look.step} {look.troubles}"
-            if shown:
-                live.update(_screen(look), refresh=True)
-            elif told != before:
-                print("; ".join(f"{name} {fact}" for name, fact in facts(look)), *look.troubles, sep="; ", flush=True)
-            before = told
+            change = f"{look.state} {look.position} {look.step} {look.troubles} {look.unseen is None}"
+            if isinstance(live, Live):
+                live.update(_screen(look, console.width), refresh=True)
+            elif change != before:
+                texts = [*(f"{name} {fact}" for name, fact in facts(look)), *(text for _, text in remarks(look))]
+                print("; ".join(texts), flush=True)
+            before = change
             if look.state in ("finished", "stalled"):
                 return look
             time.sleep(every)
-            look = watch()
+            try:
+                look, seen = watch(), time.monotonic()
+            except StorageError as error:
+                unseen = time.monotonic() - seen
+                if not error.unavailable or unseen > patience:
+                    raise
+                look = dataclasses.replace(look, unseen=unseen, failure=str(error))
 
 
-class _Lines:
-    """Stands for a screen where there is none."""
+def _screen(look: JobView, width: int) -> Group:
+    """The state with what is wrong, then all else, so that a small terminal cuts off what matters least."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True, min_width=_NAMES - 2)
+    grid.add_column(overflow="fold")
+    state, *others = facts(look)
+    grid.add_row(*state)
+    for kind, text in remarks(look):
+        grid.add_row(Text(kind, style="bold red"), Text(text, style="red"))
+    for name, fact in others:
+        grid.add_row(name, Text(_folded(fact, width - _NAMES)))
+    return Group(Text(look.url, style="bold", overflow="fold"), grid)
 
-    def __enter__(self) -> Any:
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        sys.stdout.flush()
-
-
-def _screen(look: JobView) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=True)
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_row(Text(look.url, style="bold"), "")
-    for name, fact in facts(look):
-        grid.add_row(name, Text(fact))
-    for word in (*look.notes, *look.troubles):
-        grid.add_row(Text("!", style="bold red"), Text(word, style="red"))
-    return grid
+def _folded(fact: str, room: int) -> str:
+    """In lines that end after a comma or colon, if all of its parts are short enough for that."""
+    parts, lines = re.split(r"(?<=[,:]) ", fact), [""]
+    if max(map(len, parts)) > room:
+        return fact
+    for part in parts:
+        longer = f"{lines[-1]} {part}".lstrip()
+        lines[-1:] = [longer] if len(longer) <= room else [lines[-1], part]
+    return "\n".join(lines)

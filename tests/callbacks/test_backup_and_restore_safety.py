@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.base.errors import BackupError, DamagedBackupError, FencedError
 from keras_dist_callbacks.run.engine.writer import shared_writer
+from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny
 
 pytestmark = pytest.mark.slow  # complete fits
@@ -163,8 +166,14 @@ def test_a_failed_backup_warns_and_training_continues(tmp_path: Path, uninterrup
 
     model = tiny.model()
     with pytest.warns(RuntimeWarning, match=r"the backup at .* failed and training continues: cannot create .*blobs"):
-        tiny.fit(model, backup, [BreakTheStore()])
+        tiny.fit(model, backup, [BreakTheStore()], options={"delete_checkpoint": False})
     tiny.assert_same(model, uninterrupted[0])
+    store = BackupStore(Storage.open(backup))
+    info = store.manifest(store.commits()[-1]).info
+    assert [one["text"][:10] for one in info["warnings"]] == ["the backup"] * 3, (
+        "the last ones are known to `kdc watch`"
+    )
+    assert 0 < info["seconds"] < time.time() - info["begun"] + 60
 
 
 def test_backups_that_keep_failing_end_training_with_the_reason(tmp_path: Path) -> None:

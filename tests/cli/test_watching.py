@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
+import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -11,13 +15,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
 
 from keras_dist_callbacks.backups.journal import AttemptRecord, Journal
 from keras_dist_callbacks.backups.owner_records import OWNER
 from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.base import progress_file
+from keras_dist_callbacks.base.errors import StorageError
 from keras_dist_callbacks.cli import reporting, watching
 from keras_dist_callbacks.storage.storage import Storage
+from tests.support import ROOT
 from tests.support.cli_backups import begin, commit, kdc, kdc_json
 
 NOW = 1_800_000_000.0
@@ -57,16 +66,63 @@ def look(directory: Path, now: float = NOW, stale: float = 1800.0) -> watching.J
 
 
 def test_where_a_run_is_how_fast_and_what_is_at_risk(tmp_path: Path) -> None:
-    saved(tmp_path, (0, 130), (130, 230), age=5.0)
+    saved(tmp_path, (0, 130), (130, 230), age=6.0)
     found = look(tmp_path)
     assert (found.position, found.step, found.epoch, found.epochs) == ("epoch 3 of 10, batch 30", 230, 3, 10)
-    assert found.steps_per_second == pytest.approx(10.0)
-    assert found.steps_at_risk == 50
-    assert found.seconds_left == pytest.approx((800 - 30) / 10.0 - 5.0, abs=0.1)
+    assert found.steps_per_second == pytest.approx(9.9)  # the first step is preparation
+    assert found.steps_at_risk == 59
+    assert found.seconds_left == pytest.approx((800 - 30) / 9.9 - 6.0, abs=0.1)
     assert (found.starts, found.ends) == (2, ("", ""))
     assert found.goodput == pytest.approx(0.1)
     assert found.loss == (2.0, 1.0)
     assert found.troubles == ()
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes cannot be looked at")
+@pytest.mark.parametrize(
+    ("saved_at", "shown"), [(20, ("running, in validation", "13 steps")), (19, ("running", "about 99 steps"))]
+)
+def test_of_a_process_under_the_launcher_on_this_machine_its_steps_are_known(
+    tmp_path: Path, saved_at: int, shown: tuple[str, str]
+) -> None:
+    progress_file.create(tmp_path / "progress")
+    code = f"""
+import sys, time
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.base.progress_file import Phase, progress_file
+from keras_dist_callbacks.storage.storage import Storage
+BackupStore(Storage.open({str(tmp_path)!r})).claim({{}})
+file = progress_file()
+file.begin_fit("elsewhere, as this process calls it")
+file.begin_epoch(0, 0)
+file.step_done(33)
+file.backup("elsewhere, as this process calls it", {saved_at})
+file.enter(Phase.VALIDATION)
+print("up", flush=True)
+time.sleep(60)
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "KDC_PROGRESS": str(tmp_path / "progress")}
+    with subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"up\n"
+            store = BackupStore(Storage.open(tmp_path))
+            store.generation = store.newest_generation()
+            store._claim = (tmp_path / "owners" / "000001.json").read_bytes()
+            commit(
+                store, 1, position=Position("within", 0, 20, 20), age=time.time() - NOW + 10, journal=journal((0, 100))
+            )
+            found = dict(watching.facts(look(tmp_path)))
+            assert (found["state"], found["at risk"]) == shown
+        finally:
+            process.kill()
+
+
+def test_after_one_step_no_pace_is_known(tmp_path: Path) -> None:
+    saved(tmp_path, (0, 1), position=Position("within", 0, 1, 1))
+    found = look(tmp_path)
+    assert (found.steps_per_second, found.seconds_left, found.steps_at_risk) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +170,7 @@ def test_it_follows_a_run_writes_a_line_for_each_change_and_ends_with_it(tmp_pat
 
 
 def test_nothing_is_written_and_a_manifest_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved(tmp_path, (0, 230))
+    saved(tmp_path, (0, 130), (130, 230), (230, 330))
     requests: list[str] = []
     for name in ("read", "files", "create", "delete", "exists"):
         real = getattr(Storage, name)
@@ -126,28 +182,164 @@ def test_nothing_is_written_and_a_manifest_is_read_once(tmp_path: Path, monkeypa
         monkeypatch.setattr(Storage, name, counted)
     watch = watching.Watch(BackupStore(Storage.open(tmp_path)))
     watch.look(NOW)
-    first = [*requests]
+    commit = next(one for one in requests if one.startswith("read commits"))
+    older = ["read owners/000001.json", "read owners/000002.json"]
+    assert requests == ["files owners", "read owners/000003.json", *older, "files commits", commit]
     requests.clear()
     watch.look(NOW)
-    assert not any(one.startswith(("create", "delete")) for one in [*first, *requests])
-    assert len([one for one in first if one.startswith("read commits")]) == 1
-    assert not [one for one in requests if one.startswith("read commits")]
-    assert len(requests) <= 6, requests
+    assert requests == ["files owners", "read owners/000003.json", "files commits"]
+
+
+def test_a_training_that_begins_again_in_the_same_directory_is_seen(tmp_path: Path) -> None:
+    saved(tmp_path, (0, 230), age=500.0)
+    watch = watching.Watch(BackupStore(Storage.open(tmp_path)))
+    assert watch.look(NOW).step == 230
+    shutil.rmtree(tmp_path)  # as its end does
+    begin(tmp_path, time.time() - NOW)
+    found = watch.look(NOW + 1700)
+    assert (found.state, found.starts, found.troubles) == ("starting", 1, ()), "the old record would be stalled"
+
+
+def test_a_backup_that_is_deleted_during_a_look_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path, (0, 230))
+    files = Storage.files
+
+    def then_deleted(self: Storage, directory: str = "") -> Any:
+        found = files(self, directory)
+        if directory == "commits":
+            monkeypatch.undo()
+            saved(tmp_path, (0, 230), (230, 430))
+            for file in found:
+                (tmp_path / directory / file.name).unlink()
+        return found
+
+    monkeypatch.setattr(Storage, "files", then_deleted)
+    assert look(tmp_path).step == 430
+
+
+def test_a_store_that_cannot_be_read_for_a_while_is_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    down = StorageError("cannot list s3://bucket/run/owners: no answer in time")
+    down.unavailable = True
+    saved(tmp_path, (0, 230))
+    seen = [look(tmp_path), down, down, look(tmp_path), dataclasses.replace(look(tmp_path), state="finished")]
+
+    def watch() -> watching.JobView:
+        one = seen.pop(0)
+        if isinstance(one, Exception):
+            raise one
+        return one
+
+    assert watching.follow(watch, 0.0, 60.0).state == "finished"
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(";")[0] for line in lines] == [
+        "state running",
+        "state running 0 s ago",
+        "state running",
+        "state finished",
+    ]
+    assert lines[1].endswith("cannot list s3://bucket/run/owners: no answer in time")
+
+
+@pytest.mark.parametrize(("unavailable", "patience"), [(False, 60.0), (True, 0.0)])
+def test_a_store_that_does_not_come_back_or_refuses_ends_it(tmp_path: Path, unavailable: bool, patience: float) -> None:
+    down = StorageError("cannot list s3://bucket/run/owners")
+    down.unavailable = unavailable
+    saved(tmp_path, (0, 230))
+    seen = [look(tmp_path)]
+
+    def watch() -> watching.JobView:
+        if not seen:
+            raise down
+        return seen.pop()
+
+    with pytest.raises(StorageError, match="cannot list"):
+        watching.follow(watch, 0.001, patience)
+
+
+def test_what_the_newest_process_has_warned_of_and_how_long_its_backup_took(tmp_path: Path) -> None:
+    warned = {"time": NOW - 130.0, "text": "the backup at epoch 2 failed \x1b[31m"}
+    saved(tmp_path, (0, 230), warnings=[warned], seconds=3.25)
+    found = look(tmp_path)
+    assert (found.backup_seconds, found.warnings[0].age) == (3.25, 130.0)
+    text = kdc("watch", tmp_path, "--once").stdout
+    assert r"the backup at epoch 2 failed \x1b[31m" in text
+    assert "took 3.2 s" in text
+    assert re.search(r"time so far +1 start in 2 min: 10.0 % training, 90.0 % starting", kdc("show", tmp_path).stdout)
 
 
 def test_metrics_for_prometheus(tmp_path: Path) -> None:
-    saved(tmp_path, (0, 130), (130, 230))
+    saved(tmp_path, (0, 130), (130, 230), age=NOW - time.time() + 5.0)
     kdc("watch", tmp_path, "--once", "--openmetrics", tmp_path / "kdc.prom")
     text = (tmp_path / "kdc.prom").read_text()
-    assert f'kdc_goodput_ratio{{backup_dir="{tmp_path}"}} 0.1' in text
-    assert f'kdc_badput_seconds_total{{backup_dir="{tmp_path}",type="program_startup"}} 180.0' in text
-    assert f'kdc_restarts_total{{backup_dir="{tmp_path}",reason="killed"}} 1.0' in text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    values = {
+        (name, *(value for label, value in sample.labels.items() if label != "backup_dir")): sample.value
+        for name, family in families.items()
+        for sample in family.samples
+    }
+    assert {sample.labels["backup_dir"] for family in families.values() for sample in family.samples} == {str(tmp_path)}
+    assert {name: family.type for name, family in families.items()} == {
+        "kdc_goodput_ratio": "gauge",
+        "kdc_steps_at_risk": "gauge",
+        "kdc_last_backup_timestamp_seconds": "gauge",
+        "kdc_badput_seconds": "counter",
+        "kdc_restarts": "counter",
+    }
+    assert values.pop(("kdc_last_backup_timestamp_seconds",)) == pytest.approx(time.time() - 5.0, abs=5.0)
+    assert values.pop(("kdc_steps_at_risk",)) >= 50
+    assert values == {
+        ("kdc_goodput_ratio",): pytest.approx(0.1),
+        ("kdc_badput_seconds", "program_startup"): 180.0,
+        ("kdc_restarts", "killed"): 1.0,
+    }
 
 
 def test_json_has_all_that_the_screen_shows(tmp_path: Path) -> None:
     saved(tmp_path, (0, 230), position=Position("end", 10, 0, 1000), end="finished")
     found = kdc_json("watch", tmp_path)
     assert (found["state"], found["ends"], found["loss"]) == ("finished", ["finished"], [2.0, 1.0])
+
+
+@pytest.mark.parametrize("width", [80, 44, 24])
+def test_a_screen_fits_into_its_terminal_and_breaks_lines_after_commas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    saved(tmp_path, (0, 130), (130, 230), end="failed", warnings=[{"time": NOW, "text": "a backup was late"}])
+    monkeypatch.setenv("NO_COLOR", "1")
+    console = Console(file=io.StringIO(), width=width, force_terminal=True)
+    console.print(watching._screen(look(tmp_path), width))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", text), "no color"
+    lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()]
+    assert max(map(len, lines)) <= width
+    assert [line.split()[0] for line in lines if not line.startswith(" ")][-1] == "loss"
+
+
+@pytest.mark.parametrize(
+    ("fact", "room", "lines"),
+    [
+        ("running", 30, ["running"]),
+        (
+            "3 starts in 52 s: 55.7 % starting, 20.1 % training",
+            25,
+            ["3 starts in 52 s:", "55.7 % starting,", "20.1 % training"],
+        ),
+        (
+            "3 starts in 52 s: 55.7 % starting, 20.1 % training",
+            40,
+            ["3 starts in 52 s: 55.7 % starting,", "20.1 % training"],
+        ),
+        (
+            "3 starts in 52 s: 55.7 % starting, 20.1 % training",
+            15,
+            ["3 starts in 52 s: 55.7 % starting, 20.1 % training"],
+        ),
+    ],
+)
+def test_a_fact_is_broken_after_commas(fact: str, room: int, lines: list[str]) -> None:
+    assert watching._folded(fact, room).splitlines() == lines
 
 
 @pytest.mark.parametrize(

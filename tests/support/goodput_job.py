@@ -38,6 +38,10 @@ class Ticks(keras.callbacks.Callback):
         with self.file.open("a") as file:
             file.write(f"{os.getpid()} {time.time() if when is None else when:.6f} {what}\n")
 
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        self.note("fit")
+
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         time.sleep(self.asked.pace)
 
@@ -72,7 +76,6 @@ def fit(ticks: Ticks, x: Any, y: Any, options: dict[str, Any]) -> None:
         model.compile("adam", "mse")
     backup = kdc.BackupAndRestore(asked.directory / "backup", **options)
     validation = {"validation_data": (x, y), "validation_batch_size": BATCH} if asked.validation else {}
-    ticks.note("fit")
     model.fit(x, y, batch_size=BATCH, epochs=asked.epochs, verbose=0, callbacks=[ticks, backup], **validation)
 
 

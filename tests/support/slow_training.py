@@ -1,7 +1,8 @@
-"""A training script of which a test starts two on one directory: slow, saves after every step."""
+"""A slow training script that saves after every step; for tests that start two on one directory, or look at one."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -24,5 +25,6 @@ class Slowly(keras.callbacks.Callback):
 
 
 model = tiny.rich_model()
-tiny.fit(model, sys.argv[1], [Slowly()], epochs=int(sys.argv[3]), options={"delete_checkpoint": False})
+options = {"delete_checkpoint": False, "storage_options": json.loads(os.environ.get("KDC_STORAGE_OPTIONS", "null"))}
+tiny.fit(model, sys.argv[1], [Slowly()], epochs=int(sys.argv[3]), options=options)
 print("ENDED WELL", flush=True)

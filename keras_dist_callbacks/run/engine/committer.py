@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +17,13 @@ from keras_dist_callbacks.backups.packing import Fingerprint, Packer, fingerprin
 from keras_dist_callbacks.backups.retention import Rules
 from keras_dist_callbacks.backups.snapshot import (
     JSON,
+    LONGEST_WARNING,
     CommitId,
     Manifest,
     Position,
     Snapshot,
     TensorInfo,
+    Warned,
     WorkerRecord,
 )
 from keras_dist_callbacks.backups.store import BackupStore
@@ -66,6 +69,7 @@ KEPT_COMMITS = 2
 _LARGE = 2**18  # bytes of a tensor
 _SAVES = 20  # that are looked back at
 _IN_A_ROW = 3
+_WARNINGS = 3
 
 
 class Committer:
@@ -95,6 +99,8 @@ class Committer:
         self._orphans_deleted = self._orphans_collected = self._has_warned = self._has_named = False
         self.info: Mapping[str, JSON] = {}
         self._journal: Mapping[str, JSON] = {}
+        self._commit_began = 0.0
+        self._warnings: collections.deque[Warned] = collections.deque(maxlen=_WARNINGS)
         self.newest: Position | None = None
         self.state_bytes = 0
         self.begun: float | None = None
@@ -113,7 +119,7 @@ class Committer:
             StorageError: The store failed.
             BackupError: Another worker did not deliver its part.
         """
-        store = self._store
+        store, self._commit_began = self._store, time.monotonic()
         try:
             self.state_bytes = sum(held.array().nbytes for held in snapshot.tensors.values())
             # What is new in each save is hashed while it is written: to look for its content beforehand is in vain, and
@@ -147,6 +153,10 @@ class Committer:
                 raise again from error
         if not self._options.rules.keep_all:
             self._tidy(self._prune)
+
+    def note_warning(self, text: str) -> None:
+        """The next manifests say what the user was warned of, as the last of a few. May be called from any thread."""
+        self._warnings.append(Warned(time.time(), text[:LONGEST_WARNING]))
 
     def _what_is_kept(self) -> str:
         rules, size = self._options.rules, data_size(self.state_bytes)
@@ -202,11 +212,14 @@ class Committer:
     def _described(self, now: float) -> Mapping[str, JSON]:
         """What the manifest says of this run; `begun` is when the first backup of its training was committed."""
         self.begun = now if self.begun is None else self.begun
+        warnings = [dataclasses.asdict(one) for one in list(self._warnings)]  # another thread may add one
         return {
             **self.info,
             **self._journal,
+            **({"warnings": warnings} if warnings else {}),
             "created": now,
             "begun": self.begun,
+            "seconds": round(time.monotonic() - self._commit_began, 3),
             "kept": retention.to_json(self._options.rules),
         }
 

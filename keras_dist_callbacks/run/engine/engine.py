@@ -74,7 +74,7 @@ class BackupEngine:
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()  # what happened in the background
         self.fenced: FencedError | None = None
         self.chronicle = Chronicle()
-        self.events = Events(options.on_event if cluster.is_chief else None, self._note)
+        self.events = Events(options.on_event if cluster.is_chief else None, self._notes.put)
         self._newest_cost: dict[str, float] = {}
         self._past: JSON = {}  # the journal of the processes before
         self.rolled_back_from, self.not_finite = "", ()
@@ -472,3 +472,4 @@ class BackupEngine:
 
     def _note(self, text: str) -> None:
         self._notes.put(text)
+        self._committer.note_warning(text)
