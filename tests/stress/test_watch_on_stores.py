@@ -85,7 +85,7 @@ def test_a_run_is_followed_over_an_outage_to_its_end_and_nothing_is_written(
     assert asked <= {"GET", "HEAD"}, asked
 
 
-def test_a_look_takes_three_requests_and_one_more_for_a_new_backup(remote: fixtures.Place, proxy: FaultProxy) -> None:
+def test_a_look_takes_three_operations_and_one_more_for_a_new_backup(remote: fixtures.Place, proxy: FaultProxy) -> None:
     from keras_dist_callbacks.backups.store import BackupStore
     from keras_dist_callbacks.cli.watching import Watch
     from tests.support.cli_backups import begin, commit
@@ -101,6 +101,7 @@ def test_a_look_takes_three_requests_and_one_more_for_a_new_backup(remote: fixtu
         return proxy.requests[before:]
 
     look()
-    assert [request.method for request in look()] == ["GET"] * 3
+    calm = 5 if remote.kind == "az" else 3  # its client lists a directory by two requests
+    assert [request.method for request in look()] == ["GET"] * calm
     commit(store, 2)
-    assert [request.method for request in look()] == ["GET"] * 4
+    assert [request.method for request in look()] == ["GET"] * (calm + 1)
