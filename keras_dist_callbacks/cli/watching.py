@@ -227,7 +227,7 @@ def _notes(manifest: Manifest) -> Iterator[str]:
     if manifest.info.get("not_finite"):
         yield "the newest backup is not finite"
     if listing.verdict_of(manifest).word == "not exact":
-        yield "a resume is not exact: `kdc show` says why"
+        yield "`kdc show` says why a resume is not exact"
 
 
 def _running(claims: Sequence[tuple[int, OwnerRecord]], otherwise: State) -> State:
