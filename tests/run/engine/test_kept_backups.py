@@ -37,6 +37,8 @@ class Clock:
     def time(self) -> float:
         return self.now
 
+    monotonic = time
+
 
 class Training:
     """The processes of one training, each of which takes the directory over from the one before."""
