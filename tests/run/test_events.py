@@ -11,7 +11,6 @@ import keras
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.backups import journal
 from keras_dist_callbacks.backups.journal import JOURNAL, Journal
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.base import validation
@@ -133,7 +132,7 @@ def test_the_journal_knows_each_process_and_a_finished_run_leaves_it(
     assert {"training", "training_prep", "unproductive_checkpoint_save_time", "other"} <= totals.keys()
     whole = found.attempts[-1].heard - found.attempts[0].began
     assert sum(totals.values()) == pytest.approx(whole, abs=0.01)
-    assert journal.summary(found).partition(":")[0] in capsys.readouterr().out
+    assert "kdc: 2 starts in " in capsys.readouterr().out
 
 
 def test_a_loop_that_has_failed_takes_no_time_from_the_next_one_of_its_process(tmp_path: Path) -> None:
