@@ -95,7 +95,8 @@ def gather(store: BackupStore) -> Report:
         ConfigError: No run has begun in the directory.
     """
     url, claims = store.storage.display(), store.claims()
-    manifests = [store.manifest(commit) for commit in store.commits()]
+    # without those that the running job deletes meanwhile, and damaged ones
+    manifests = [store.manifest(commit) for commit in store.commits() if store.is_readable(commit)]
     if not manifests and not claims:
         left = store.journals()
         if not left:

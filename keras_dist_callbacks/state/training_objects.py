@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Self
 
 import keras
 
-from keras_dist_callbacks._compat import keras_in_use, strategies
+from keras_dist_callbacks._compat import building, keras_in_use, strategies
 from keras_dist_callbacks.backups.snapshot import WorkerState
 from keras_dist_callbacks.base import static, validation
 from keras_dist_callbacks.base.errors import BackupMismatchError, ConfigError
@@ -59,7 +59,8 @@ class TrainingObjects:
         reason = strategies.unsupported_reason(model.distribute_strategy)
         if reason is not None:
             raise ConfigError(reason)  # before it is asked for variables, which such a strategy has on other machines
-        if not model.built or (optimizer is not None and not optimizer.built):
+        is_empty = not model.weights and building.has_unbuilt_layers(model)  # its own build() may have built no layer
+        if not model.built or is_empty or (optimizer is not None and not optimizer.built):
             raise ConfigError(
                 "Checkpointer needs all variables: call the model on a batch and "
                 "optimizer.build(model.trainable_variables) first"

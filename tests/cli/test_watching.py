@@ -386,6 +386,22 @@ def test_a_report_loads_nothing_and_shows_starts_and_curves(tmp_path: Path) -> N
     assert reporting._INK not in page
 
 
+def test_a_report_leaves_out_what_is_deleted_or_damaged_meanwhile(tmp_path: Path) -> None:
+    for last in (230, 330, 430):
+        saved(tmp_path, (0, last))
+    *_, lost, torn = BackupStore(Storage.open(tmp_path)).commits()
+    (tmp_path / torn.name).write_bytes(b"")
+
+    class Pruned(BackupStore):
+        def commits(self, claims: Any = None) -> Any:
+            found = super().commits(claims)
+            (tmp_path / lost.name).unlink()
+            return found
+
+    report = reporting.gather(Pruned(Storage.open(tmp_path)))
+    assert [step for _, step in report.backups] == [230]
+
+
 KILLED = AttemptRecord(1, BEGAN, 0, 100, {"training": 100.0}, after=10.0, after_step=109)
 LATER = AttemptRecord(2, BEGAN + 120.0, 100, 200, {"training": 100.0}, "preempted")
 BACK = AttemptRecord(4, BEGAN + 300.0, 150, 160, {"training": 10.0})

@@ -120,6 +120,25 @@ def test_an_optimizer_without_variables_is_refused(tmp_path: Path) -> None:
         kdc.Checkpointer(tmp_path, model=tiny.model(), optimizer=keras.optimizers.Adam())
 
 
+def test_a_model_that_counts_as_built_without_any_weight_is_refused(tmp_path: Path) -> None:
+    class Late(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def build(self, shape: Any) -> None:
+            pass
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x)
+
+    model, optimizer = Late(), keras.optimizers.Adam()
+    model.build((None, 3))
+    optimizer.build(model.trainable_variables)
+    with pytest.raises(ConfigError, match="call the model on a batch"):
+        kdc.Checkpointer(tmp_path, model=model, optimizer=optimizer)
+
+
 @pytest.mark.slow
 def test_a_backup_of_another_model_is_refused(tmp_path: Path) -> None:
     tiny.stopped(loop, tmp_path, (1, 1))

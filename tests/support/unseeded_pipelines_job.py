@@ -76,6 +76,12 @@ def augmented() -> Dataset:
     return shuffled().batch(BATCH).map(lambda x, y: (noise(x, training=True), y))
 
 
+def looked_up() -> Dataset:
+    table = keras.layers.IntegerLookup(vocabulary=[0, 1])
+    found = shuffled().map(lambda x, y: (x, table(tf.cast(y, tf.int64)) - 1), num_parallel_calls=tf.data.AUTOTUNE)
+    return found.batch(BATCH)
+
+
 def sampled() -> Dataset:
     positive, negative = (rows().filter(lambda _, y, label=label: y == label) for label in (1.0, 0.0))
     parts = [part.shuffle(ROWS).repeat() for part in (positive, negative)]
@@ -96,6 +102,7 @@ FORMS: dict[str, Callable[[Path], Fit]] = {
         .batch(BATCH)
         .prefetch(tf.data.AUTOTUNE)
     },
+    "table": lambda _: {"x": looked_up()},
     "zip": lambda _: {"x": zipped()},
     "split": lambda _: split(),
     "endless": lambda _: {"x": shuffled().repeat().batch(BATCH), "steps_per_epoch": 5},

@@ -255,7 +255,8 @@ def _share(graph: Any, captures: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         if len(functions) != 1:
             continue
         tensors = captures.get(functions[0], ())
-        for place, tensor in enumerate(tensors, len(node.input) - len(tensors)):
+        states = len(node.attr["Tstate"].list.type) if "Tstate" in node.attr else 0  # scan() has them
+        for place, tensor in enumerate(tensors, 1 + states):  # what a parallel map has too comes after them
             if tensor.dtype == tf.resource:
                 name = f"kdc_held_{id(tensor)}"
                 if held.setdefault(name, tensor) is tensor:

@@ -84,15 +84,25 @@ REPEATABLE: dict[str, Callable[[], Dataset]] = {
 }
 
 
-def test_functions_share_the_scripts_variables_and_tables() -> None:
+SHARED: dict[str, Callable[[Dataset, Any], Dataset]] = {
+    "map": lambda dataset, of: dataset.map(of),
+    "parallel map": lambda dataset, of: dataset.map(of, num_parallel_calls=tf.data.AUTOTUNE),
+    "interleave": lambda dataset, of: dataset.interleave(lambda row: Dataset.from_tensors(of(row)), cycle_length=2),
+    "scan": lambda dataset, of: dataset.scan(np.int64(0), lambda last, row: (last + 1, of(row))),
+}
+
+
+@pytest.mark.parametrize("stage", SHARED)
+def test_functions_share_the_scripts_variables_and_tables(stage: str) -> None:
     count, layer = tf.Variable(0, dtype=tf.int64), keras.layers.IntegerLookup(vocabulary=list(range(ROWS)))
 
     def counted(row: Any) -> Any:
         count.assign_add(1)
         return layer(row)
 
-    orders = Orders(rows().shuffle(ROWS).map(counted), "input")
+    orders = Orders(SHARED[stage](rows().shuffle(ROWS), counted), "input")
     assert orders.are_own
+    assert orders.named == []
     made = orders.made(5)
     assert sorted(order(made)) == list(range(1, ROWS + 1))
     assert int(count) == ROWS
