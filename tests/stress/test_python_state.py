@@ -1,6 +1,7 @@
 """State of Python code, wherever a script keeps it: really killed, resumed, and compared with the uninterrupted run.
 
-Every place x kind x effect is tried; what is called exact must be, and all but a few named combinations must be exact.
+Every place x kind is tried, every effect with each place and each kind; what is called exact must be, and all but a few
+named combinations must be exact.
 """
 
 from __future__ import annotations

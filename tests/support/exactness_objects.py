@@ -629,8 +629,7 @@ STATE_CASES: dict[str, Case] = {
         place, kind, effect, EVERYWHERE[number % 23 % 3] if number % 23 < 3 else "default"
     )
     for number, (place, kind, effect) in enumerate(
-        (place, kind, effect)
-        for place, kind in itertools.product(PLACES, KINDS)
-        for effect in (("rate",) if "schedule" in place else EFFECTS)
+        (place, kind, "rate" if "schedule" in place else list(EFFECTS)[(row + column) % len(EFFECTS)])
+        for (row, place), (column, kind) in itertools.product(enumerate(PLACES), enumerate(KINDS))
     )
 }

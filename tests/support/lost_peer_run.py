@@ -79,14 +79,15 @@ class Row:
 
 
 def cases() -> list[Case]:
-    """The complete table of two workers; of three, each fault in training, and a kill in each phase.
+    """The complete table of two workers; of three, each fault of a worker in training, and a kill of the chief.
 
     A lone start has no phase but one.
     """
     every = [Case(*parts) for parts in itertools.product((2, 3), (True, False), FAULTS, PHASES)]
     fits = [case for case in every if case.phase == "start-up" or case.fault != "lone start"]
-    fits = [case for case in fits if case.workers == 2 or case.phase == "train" or case.fault in ("kill", "lone start")]
-    loops = itertools.product((2,), (True, False), ("kill", "freeze", "raise", "exit"), ("train", "save"), (True,))
+    of_three = [c for c in fits if c.workers == 3 and (c.fault == "kill" if c.chief else c.phase == "train")]
+    fits = [case for case in fits if case.workers == 2] + of_three
+    loops = itertools.product((2,), (True, False), ("kill", "raise"), ("train", "save"), (True,))
     return fits + [Case(*parts) for parts in loops]
 
 

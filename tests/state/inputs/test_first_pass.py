@@ -109,8 +109,11 @@ def prepared(form: str, is_read: bool) -> tuple[keras.Model, Fit]:
     return model, fit
 
 
-@pytest.mark.parametrize("options", [{}, {"reread_input": True}], ids=["created", "read"])
-@pytest.mark.parametrize("where", [(0, 3), (2, 3), (1, None)], ids=["first", "third", "end"])
+@pytest.mark.parametrize(
+    ("where", "options"),
+    [((0, 3), {}), ((2, 3), {}), ((2, 3), {"reread_input": True}), ((1, None), {"reread_input": True})],
+    ids=["first", "third", "third, read", "end, read"],
+)
 @pytest.mark.parametrize("reads", [(True, False), (False, True), (True, True)], ids=["before", "now", "both"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
