@@ -26,6 +26,7 @@ project = "keras_dist_callbacks"
 author = "The keras_dist_callbacks authors"
 version = release = kdc.__version__
 html_title = f"keras_dist_callbacks {release}"
+highlight_language = "none"  # of blocks that name no language, such as a tree of directories
 default_role = "literal"  # of single backticks in docstrings
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
