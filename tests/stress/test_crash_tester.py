@@ -43,8 +43,8 @@ def verdicts(work: Path, points: int, modes: str, *options: str) -> collections.
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("mode", ["before", "torn", "term"])
 def test_every_file_boundary_passes(tmp_path: Path, request: pytest.FixtureRequest, mode: str) -> None:
-    share = request.config.getoption("--chaos-share")
-    found = verdicts(tmp_path / "ours", EVERY if share == 1 else SAMPLE, mode)
+    is_whole = request.config.getoption("--chaos-share") == 1 and mode == "before"  # 46 points, 20 minutes
+    found = verdicts(tmp_path / "ours", EVERY if is_whole else SAMPLE, mode)
     assert found.total() > min(SAMPLE, 10)
     assert set(found) == {"PASS"}, found
 
