@@ -59,8 +59,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
 
     Everything that training depends on is saved: weights, optimizer, seed generators, metrics, the random
     states of Python, numpy and TensorFlow, the position in the epoch, the logs, the History and the state of
-    every other callback. After a restart `fit()` continues after the last saved step: no step is repeated and
-    none is skipped, and the final weights are those of an uninterrupted run, bit by bit.
+    every other callback. After a restart `fit()` continues after the last saved step. Steps that were trained after it
+    are trained again, from the same state, so that the final weights are those of an uninterrupted run, bit by bit.
 
     Under `MultiWorkerMirroredStrategy` the chief alone writes, and every worker restores the same backup.
     Saving happens in a background thread; a backup exists completely or not at all.

@@ -91,8 +91,8 @@ def kdc(
 def list_command(url: Url, storage_options: Options = None, as_json: Json = False) -> None:
     """Lists the backups and checkpoints in a directory, the newest first.
 
-    Manifests, records and sizes are checked; `kdc verify` reads the content. "new" is what the backup before does not
-    hold, "gen" counts the starts of the job.
+    Manifests, records and sizes are checked; `kdc verify` reads the content. "frees" is what deleting that backup alone
+    would give back, "gen" counts the starts of the job.
     """
     from keras_dist_callbacks.cli import listing
     from keras_dist_callbacks.cli.output import nothing_in, opened
