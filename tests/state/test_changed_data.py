@@ -119,6 +119,7 @@ def kept(is_changed: bool, directory: Path) -> Fit:
     """A cache's file beside the shuffle that fills it: not there at first, and complete where that has changed."""
     for file in () if is_changed else directory.glob("kept*"):
         file.unlink()
+    keras.utils.set_random_seed(7)  # which the shuffle is made from, whatever ran before
     both = plain().shuffle(40)
     pairs = tf.data.Dataset.zip(both.take(20).cache(str(directory / "kept")), both.skip(20))
     return {"x": pairs.map(lambda a, b: (a[0] + b[0], a[1])).batch(8)}
@@ -224,7 +225,6 @@ def resume(backup: Path, directory: Path, fit: Fit) -> Restored:
 @pytest.mark.in_gate(3)
 def test_changed_data_are_not_taken_for_the_same(tmp_path: Path, kind: str) -> None:
     backup = tmp_path / "backup"
-    keras.utils.set_random_seed(7)  # which the datasets below see, whatever ran before
     tiny.interrupt(backup, 1, 2, **KINDS[kind](False, tmp_path))
     same = resume(backup, tmp_path / "same", KINDS[kind](False, tmp_path))
     changed = resume(backup, tmp_path / "changed", KINDS[kind](True, tmp_path))
