@@ -202,7 +202,7 @@ KINDS: dict[str, Make] = {
     "a number of a PyDataset": arrays(x=lambda changed: Rows(rows(), 1.0 + changed), y=lambda changed: None),
     "an array of a generator": dataset(generated),
 }
-ALWAYS_CONDITIONAL = {"a saved dataset", "an array of a generator"}
+ALWAYS_CONDITIONAL = {"a saved dataset", "an array of a generator", "files that keep a pass"}
 CONDITIONAL = {
     *ALWAYS_CONDITIONAL,
     "a function",
