@@ -25,7 +25,7 @@ from tests.support.processes import worker_processes
 pytestmark = [pytest.mark.chaos, pytest.mark.kill, pytest.mark.cluster, pytest.mark.timeout(3000)]
 
 WORKERS = 2
-SECONDS = float(os.environ.get("KDC_CHAOS_SECONDS", "600"))
+SECONDS = float(os.environ.get("KDC_CHAOS_SECONDS", "240"))
 EPOCHS = int(SECONDS / 3)  # with the time of each step, more than the faults leave room for
 STEPS_PER_EPOCH = 9
 
