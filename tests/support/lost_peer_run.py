@@ -79,7 +79,7 @@ class Row:
 
 
 def cases() -> list[Case]:
-    """The complete table of two workers; of three, each fault of a worker in training, and a kill of the chief.
+    """The complete table of two workers; of three, a worker's faults in training, and a kill of the chief in each.
 
     A lone start has no phase but one.
     """
