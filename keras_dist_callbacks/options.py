@@ -86,7 +86,8 @@ class WriteOptions:
 
     Example:
         ```python
-        kdc.BackupAndRestore("s3://bucket/run1/backup", write_options=kdc.WriteOptions(max_bytes_per_second=50e6))
+        slow = kdc.WriteOptions(max_bytes_per_second=50e6)
+        kdc.BackupAndRestore("s3://bucket/run1/backup", write_options=slow)
         ```
     """
 

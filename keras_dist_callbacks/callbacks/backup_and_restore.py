@@ -67,7 +67,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
 
     Example:
         ```python
-        model.fit(dataset, epochs=12, callbacks=[kdc.BackupAndRestore("gs://bucket/run1/backup", save_freq=100)])
+        backup = kdc.BackupAndRestore("gs://bucket/run1/backup", save_freq=100)
+        model.fit(dataset, epochs=12, callbacks=[backup])
         ```
 
     Args:

@@ -85,7 +85,9 @@ class SidecarEvaluator:
 
     Example:
         ```python
-        evaluator = kdc.SidecarEvaluator(model, dataset, "gs://bucket/run1/checkpoints", log_dir="gs://bucket/run1/tb")
+        evaluator = kdc.SidecarEvaluator(
+            model, dataset, "gs://bucket/run1/checkpoints", log_dir="gs://bucket/run1/tb"
+        )
         for result in evaluator.start():
             print(result.step, result.metrics["loss"])
         ```

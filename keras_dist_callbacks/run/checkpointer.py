@@ -79,7 +79,9 @@ class Checkpointer(NotCopyable):
 
     Example:
         ```python
-        checkpointer = kdc.Checkpointer("backup", model=model, optimizer=optimizer, metrics=[loss], save_freq=100)
+        checkpointer = kdc.Checkpointer(
+            "backup", model=model, optimizer=optimizer, metrics=[loss], save_freq=100
+        )
         with checkpointer:
             checkpointer.restore()
             for epoch in checkpointer.epochs(10):

@@ -92,7 +92,8 @@ def stateless_input(source: _T) -> _T:
 
     Example:
         ```python
-        model.fit(kdc.advanced.stateless_input(batches), epochs=90, callbacks=[kdc.BackupAndRestore("backup")])
+        batches = kdc.advanced.stateless_input(batches)
+        model.fit(batches, epochs=90, callbacks=[kdc.BackupAndRestore("backup")])
         ```
 
     Args:
