@@ -23,8 +23,9 @@ import keras_dist_callbacks as kdc
 from benchmarks.gate import Arm
 from benchmarks.models import Workload
 from benchmarks.parts import Watch
+from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.run.engine.background import lower_priority
-from keras_dist_callbacks.run.engine.schedule import Schedule
+from keras_dist_callbacks.run.engine.schedule import SavePolicy, Schedule
 from keras_dist_callbacks.run.engine.writer import shared_writer
 
 NONE, NONE_AGAIN = "no save", "no save (A/A)"
@@ -59,28 +60,19 @@ def write_name(fsync: bool) -> str:
 class Gate(Schedule):
     """Stands in for the schedule of our callback: a backup is due when the benchmark says so."""
 
-    at_epoch_end = False
-
-    _every = _late_since = None
-
     def __init__(self) -> None:
+        super().__init__(SavePolicy(at_end_only=True), Cluster())
         self._asked = False
 
     def ask(self) -> None:
         """The next look finds a backup due."""
         self._asked = True
 
-    def begin(self, step: int) -> None:
-        """Training starts at `step`."""
-
     def due(self, step: int, writing: bool, *, waits: bool = False) -> bool:
         """Whether it was asked for since the last look; late, where training does not wait."""
         due = self._asked and (waits or not writing)
         self._asked = self._asked and not due
         return due
-
-    def taken(self, blocked: float) -> None:
-        """A backup was taken."""
 
 
 class _Gated(kdc.BackupAndRestore):
