@@ -103,7 +103,7 @@ def _summary(bounds: Sequence[Bound]) -> Iterator[str]:
     met = sum(bound.met for bound in bounds)
     yield (
         f"\nMedians with 95 % intervals, on the machine below; an interval that includes 0 is within noise. {met} of "
-        f"{len(bounds)} bounds are met; the others are listed below with their reasons.\n"
+        f"{len(bounds)} bounds are met; the others are listed below, with what is known of the reasons.\n"
     )
 
 

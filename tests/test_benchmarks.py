@@ -29,9 +29,9 @@ def test_a_table_is_measured_and_reported(tmp_path: Path, capsys: pytest.Capture
     assert "Frozen backbone" in capsys.readouterr().out
 
 
-@pytest.mark.chaos
+@pytest.mark.in_gate(1)
 @pytest.mark.process
-@pytest.mark.parametrize("table", ["all_in", "thread", "dispatch", "write"])  # the others need Orbax
+@pytest.mark.parametrize("table", ["write", "all_in", "thread", "dispatch"])  # the others need Orbax
 def test_each_table_is_measured(tmp_path: Path, table: str) -> None:
     assert main(["--quick", "--only", table, "--sizes", "2", "--out", str(tmp_path), "--scratch", str(tmp_path)]) == 0
 
