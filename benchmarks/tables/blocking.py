@@ -106,16 +106,21 @@ def bounds(blocks: Blocks, ours: str, where: str) -> Iterator[Bound]:
     alone, both = median(blocks.blocking(ours)), median(blocks.with_next_step(ours))
     copy = median(blocks.blocking(arms.MEMCPY)).value
     limit = max(3.0, 0.1 * copy)
+    reads = median(blocks.blocking(arms.HOLD))
+    why = (
+        f"to read every variable takes {reads.show()} ms; the rest is Python's, about half of it the look at all objects "
+        "that training may have changed"
+    )
     yield Bound(
         f"blocking, {where}",
         f"≤ {number(limit)} ms (the larger of 3 ms and 0.1 x memcpy)",
         f"{alone.show()} ms",
         alone.value <= limit,
+        why,
         certain=alone.high <= limit,
     )
-    yield at_most(
-        f"blocking / Keras' blocking, {where}", ratio(blocks.blocking(ours), blocks.blocking(arms.KERAS)), 1 / 60
-    )
+    compared = ratio(blocks.blocking(ours), blocks.blocking(arms.KERAS))
+    yield at_most(f"blocking / Keras' blocking, {where}", compared, 1 / 60, why)
     slower = both.value - alone.value
     held = median(blocks.with_next_step(arms.HOLD))
     why = (

@@ -101,7 +101,7 @@ def unordered_sums(replicas: int, in_step: Sequence[str]) -> list[str]:
         return []
     found = [f"{replicas} replicas"] if replicas > 1 else []
     found += ["operations on a GPU"] if tf.config.list_logical_devices("GPU") else []
-    return [*found, *(in_step if _threads()[0] > 1 else ())]
+    return [*found, *(in_step if in_step and _threads()[0] > 1 else ())]
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[str, ...]]:

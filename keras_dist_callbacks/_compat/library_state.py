@@ -11,7 +11,7 @@ import dis
 import functools
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -42,9 +42,15 @@ _LARGEST_SETTING = 32
 
 def is_owned(value: Any) -> bool:
     """Returns whether an object belongs to what the capture of variables, graphs and data saves, or to this package."""
-    module = type(value).__module__
-    names = {base.__name__ for base in type(value).__mro__}
-    return module.startswith("keras_dist_callbacks.") or bool(names & set(_OWNED) and _is_library(module))
+    cls: Any = type(value)
+    return _is_owned(cls)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_owned(cls: Any) -> bool:
+    names = {base.__name__ for base in cls.__mro__}
+    is_ours = cls.__module__.startswith("keras_dist_callbacks.")
+    return is_ours or bool(names & set(_OWNED) and _is_library(cls.__module__))
 
 
 def is_opaque(value: Any) -> bool:
@@ -138,11 +144,17 @@ def _is_input(layer: Any) -> bool:
 def may_be_state(value: Any, name: str, item: Any) -> bool:
     """Returns whether an attribute may be state of the user's, and is neither Keras' own nor saved in another way."""
     cls: Any = type(value)
-    if name in _never_state(cls) or name.startswith(_MARKS) or _is_hook_of_ours(item):
-        return False
+    whose = _whose(cls, name)
+    return whose != "never state" and not _is_hook_of_ours(item) and (whose == "own" or _is_setting(name, item))
+
+
+@functools.lru_cache(maxsize=2**14)
+def _whose(cls: Any, name: str) -> Literal["never state", "library", "own"]:
+    if name in _never_state(cls) or name.startswith(_MARKS):
+        return "never state"
     if name == "_averages" and issubclass(cls, _averaging()):
-        return False  # its variables are parts of it
-    return name not in _set_by_library(cls) or _is_setting(name, item)
+        return "never state"  # its variables are parts of it
+    return "library" if name in _set_by_library(cls) else "own"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -164,8 +176,7 @@ def _of_keras(cls: Any) -> frozenset[str]:
 
 def _is_hook_of_ours(item: Any) -> bool:
     """Returns whether it is what this package has put in the place of a method."""
-    owner = item.__self__ if type(item) is types.MethodType else None
-    return type(owner).__module__.startswith("keras_dist_callbacks.")
+    return type(item) is types.MethodType and type(item.__self__).__module__.startswith("keras_dist_callbacks.")
 
 
 _MARKS = (
@@ -239,7 +250,7 @@ def settings_of_layer(layer: Any) -> tuple[dict[str, Any], list[tuple[str, Any]]
     others = [(name, own[name]) for name in unknown if type(own[name]).__name__ != "History"]
     for name in names:
         item = own[name]
-        if static.is_a(item, _PLAIN):
+        if type(item) in _PLAIN or static.is_a(item, _PLAIN):
             settings[name] = item
         elif type(item) is types.FunctionType or _is_of_the_user(static.class_of(item)):
             others.append((name, item))

@@ -99,7 +99,7 @@ def _python_tuple(state: list[Any]) -> tuple[Any, ...]:
 
 def _numpy_state() -> list[Any]:
     name, key, position, has_gauss, cached = np.random.get_state(legacy=True)
-    return [str(name), [int(k) for k in key], int(position), int(has_gauss), float(cached)]
+    return [str(name), np.asarray(key).tolist(), int(position), int(has_gauss), float(cached)]
 
 
 def _context() -> Any:

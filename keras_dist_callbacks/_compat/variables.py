@@ -57,7 +57,7 @@ def attributes_of_the_user(variable: Any) -> list[tuple[str, Any, str]]:
     Such as an average of it: names of Keras' and TensorFlow's are private. Its constraint and regularizer are options,
     which a layer gives it, and a callback may.
     """
-    held = static.instance_dict(variable)
+    held = static.own_dict(variable)
     options = [(name, held[name], "option") for name in _OPTIONS if held.get(name) is not None]
     return [*((name, held[name], "attribute") for name in _public(tuple(held))), *options]
 
@@ -67,7 +67,7 @@ _OPTIONS = ("_constraint", "_regularizer")
 
 @functools.lru_cache(maxsize=1024)
 def _public(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for name in names if not name.startswith("_"))
+    return tuple(name for name in names if type(name) is str and not name.startswith("_"))
 
 
 def aggregation(variable: Any) -> str:

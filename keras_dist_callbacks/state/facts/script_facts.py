@@ -80,7 +80,7 @@ class ScriptFacts(Part):
     def _find_model(self) -> None:
         self._is_built = not building.has_unbuilt_layers(self._fit.model)
         self._found.update(find(MODEL, self._fit.model))
-        self._piece = _piece(self._found)
+        self._piece, self._digest = _piece(self._found), digest(self._found)
 
     def _note_built(self) -> None:
         """A model that the first step builds has its layers now."""
@@ -126,7 +126,7 @@ class ScriptFacts(Part):
     def digest(self) -> str:
         """What is equal for two fits that were given the same, also where the model of one is built later."""
         self._note_built()
-        return digest(self._found)
+        return self._digest
 
     def is_same(self, saved: Saved) -> bool:
         """Returns whether the fit that wrote a backup was given the same as this one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 import os
 import sys
 import types
@@ -223,9 +224,29 @@ def visit_module(look: Look, path: str, value: Any) -> None:
 def replaced_methods(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
     """Yields the user's functions that stand in for methods of a library's class, with their paths."""
     for base in cls.__mro__:
-        for name, value in vars(base).items() if is_library(base.__module__) else ():
-            if type(value) is types.FunctionType and not _is_of_library(value):
-                yield join(f"class {plain.name_of(base)}", name), value
+        if is_library(base.__module__):
+            yield from _methods(base).replaced(base)
+
+
+class _Methods:
+    """What a class held when it was last looked at, and which of it are functions of the user's."""
+
+    def __init__(self) -> None:
+        self._held: list[Any] = []
+        self._replaced: list[tuple[str, types.FunctionType]] = []
+
+    def replaced(self, cls: type) -> list[tuple[str, types.FunctionType]]:
+        held = list(vars(cls).values())
+        if len(held) != len(self._held) or not all(map(operator.is_, held, self._held)):
+            of_users = {n: f for n, f in vars(cls).items() if type(f) is types.FunctionType and not _is_of_library(f)}
+            self._replaced = [(join(f"class {plain.name_of(cls)}", name), f) for name, f in of_users.items()]
+            self._held = held
+        return self._replaced
+
+
+@functools.lru_cache(maxsize=4096)
+def _methods(cls: type) -> _Methods:
+    return _Methods()  # each save looks at each class, and hardly ever one has changed
 
 
 def visit_class(look: Look, path: str, value: type) -> None:

@@ -397,9 +397,10 @@ def _constant(look: Look, value: Any, path: str, tensors: Tensors) -> JSON:
 
 
 def _visit_instance(look: Look, path: str, value: Any) -> None:
-    if type(value) not in look.classes:
-        look.classes.add(type(value))
-        for at, function in code.replaced_methods(type(value)):
+    cls: Any = type(value)
+    if cls not in look.classes:
+        look.classes.add(cls)
+        for at, function in code.replaced_methods(cls):
             look.reach(at, function)
     if library_state.is_library_layer(value):
         _visit_library_layer(look, path, value)
@@ -410,7 +411,7 @@ def _visit_instance(look: Look, path: str, value: Any) -> None:
         look.counted |= {join(path, name): item for name, item in held if type(item) in (int, float)}
     elif fixed is not None:
         look.uncompared.append(path)
-    elif _only_writes(value) or library_state.is_opaque(value) or not _is_open(type(value)):
+    elif _only_writes(value) or library_state.is_opaque(value) or not _is_open(cls):
         _doubt(look, path, value)
     elif _has_known_state(look, path, value) and not library_state.is_rich_progress(value):
         look.mutable.add(id(value))
@@ -539,7 +540,8 @@ _WRAPPERS = ("keras.src.utils.tracking", "tensorflow.python.trackable.data_struc
 _LISTED_ROOTS = ("model", "optimizer", "metrics", "weighted metrics")
 
 
-def _is_open(cls: type) -> bool:
+@functools.lru_cache(maxsize=4096)
+def _is_open(cls: Any) -> bool:
     """Whether all that instances hold is in their `__dict__` and slots: nothing that a class of C keeps for itself."""
     items = [item for base in cls.__mro__ if "__slots__" in vars(base) for item in vars(base).values()]
     slots = [item for item in items if type(item) is types.MemberDescriptorType]

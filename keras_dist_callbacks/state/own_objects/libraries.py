@@ -93,11 +93,17 @@ def is_output(value: Any) -> bool:
     """Whether an object only writes output, holds a connection or orders threads: training does not depend on it."""
     if issubclass(type(value), io.IOBase):
         return not is_library(type(value).__module__) or _only_writes(value)  # what one of the user's does is not asked
+    cls: Any = type(value)
+    return _is_of_output(static.class_of(value)) or _is_of_output(cls)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_of_output(cls: Any) -> bool:
     import tensorflow as tf
 
-    if static.is_a(value, tf.summary.SummaryWriter | type(csv.writer(io.StringIO()))):
+    if issubclass(cls, tf.summary.SummaryWriter | type(csv.writer(io.StringIO()))):
         return True
-    bases = type(value).__mro__
+    bases = cls.__mro__
     return any(base in _SYNCHRONISATION or base.__module__ in _BARS or _packages(base) & _OUTPUT for base in bases)
 
 

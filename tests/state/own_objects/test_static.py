@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import types
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,8 @@ import keras
 import pytest
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.base import static
+from keras_dist_callbacks.state.own_objects import code
 from tests.support import tiny
 from tests.support.carried_over import looked_at
 from tests.support.grouped import grouped
@@ -70,3 +75,54 @@ def test_fit_runs_and_resumes_with_all_of_them_and_names_a_get_state_that_raises
     assert backup.restored is not None
     assert backup.restored.position.step == tiny.STEPS
     assert "value (its get_state() raised TypeError" in str(backup.restored.conditions)
+
+
+NAMES = ["anything", "value", "lr", "get_state", "name", "shape", "__dict__", "__class__", "__doc__", "a", "x"]
+
+
+class Slotted:
+    __slots__ = ("a", "x")
+
+    def __init__(self) -> None:
+        self.a = 1
+
+
+class Shadowed:
+    """Names that lie in the `__dict__` and in the class: a property wins, a cached value and a method do not."""
+
+    x = property(lambda self: 1)
+
+    @functools.cached_property
+    def a(self) -> int:
+        return 2
+
+    def __init__(self) -> None:
+        vars(self).update(x=3, a=4, get_state=5)
+
+    def get_state(self) -> int:
+        return 6
+
+
+def test_what_lies_in_an_object_is_what_inspect_finds() -> None:
+    objects = [*all_of_them().values(), Slotted(), Shadowed(), Slotted, Shadowed, keras, keras.layers.Dense(1), len]
+    for value in [value for value in map(static.target, objects) if type(value) is not types.MethodType]:
+        for name in NAMES:
+            found = inspect.getattr_static(value, name, None)
+            if isinstance(found, property | functools.cached_property):
+                assert static.attribute(value, name) is None, name
+            elif not isinstance(found, types.MemberDescriptorType | types.GetSetDescriptorType):
+                assert static.attribute(value, name) is found, name
+
+
+def test_a_method_of_a_library_is_looked_at_again_once_it_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mine(self: Any, inputs: Any) -> Any:
+        return inputs
+
+    def replaced() -> list[Any]:
+        return [function for _, function in code.replaced_methods(keras.layers.Dense)]
+
+    assert mine not in replaced()
+    monkeypatch.setattr(keras.layers.Dense, "call", mine)
+    assert mine in replaced()
+    monkeypatch.undo()
+    assert mine not in replaced()
