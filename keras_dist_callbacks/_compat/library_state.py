@@ -145,15 +145,15 @@ def may_be_state(value: Any, name: str, item: Any) -> bool:
     """Returns whether an attribute may be state of the user's, and is neither Keras' own nor saved in another way."""
     cls: Any = type(value)
     whose = _whose(cls, name)
-    return whose != "never state" and not _is_hook_of_ours(item) and (whose == "own" or _is_setting(name, item))
+    return whose != "ignored" and not _is_hook_of_ours(item) and (whose == "own" or _is_setting(name, item))
 
 
 @functools.lru_cache(maxsize=2**14)
-def _whose(cls: Any, name: str) -> Literal["never state", "library", "own"]:
+def _whose(cls: Any, name: str) -> Literal["ignored", "library", "own"]:
     if name in _never_state(cls) or name.startswith(_MARKS):
-        return "never state"
+        return "ignored"
     if name == "_averages" and issubclass(cls, _averaging()):
-        return "never state"  # its variables are parts of it
+        return "ignored"  # its variables are parts of it
     return "library" if name in _set_by_library(cls) else "own"
 
 
