@@ -274,11 +274,11 @@ class TraceCounter:
 
     def count(self) -> tuple[int, ...]:
         """Returns how often, until now: train steps, test steps."""
-        train, test = (getattr(self._model, name, None) for name in ("train_function", "test_function"))
+        train, test = getattr(self._model, "train_function", None), getattr(self._model, "test_function", None)
         if train is not self._train or test is not self._test:
             self._train, self._test = train, test
             self._compiled = [None if function is None else _compiled(function) for function in (train, test)]
-        return tuple(0 if f is None else f.experimental_get_tracing_count() for f in self._compiled or (None, None))
+        return tuple([0 if f is None else f.experimental_get_tracing_count() for f in self._compiled or (None, None)])
 
 
 def is_opaque(model: Any) -> bool:

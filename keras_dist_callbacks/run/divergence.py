@@ -113,8 +113,9 @@ class LossWatch:
     def skips(self, epoch: int, first: int, last: int) -> bool:
         """Whether a step, of these batches of an epoch, is skipped: with one of its batches all of them are."""
         self._width = last - first + 1
-        windows = () if self.before is None else self.before.windows
-        return any(one.epoch == epoch and one.first <= last and first <= one.last for one in windows)
+        if self.before is None:  # as nearly always: this is asked before each step
+            return False
+        return any(one.epoch == epoch and one.first <= last and first <= one.last for one in self.before.windows)
 
     def after(self, position: Position, *, is_beyond: bool) -> Divergence:
         """Returns what the next run is to know.

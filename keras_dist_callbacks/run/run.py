@@ -135,17 +135,16 @@ class Run:
             take: Captures this worker's state.
         """
         engine, schedule = self.engine, self.schedule
-
-        def timed() -> Snapshot:
-            began = time.perf_counter()
-            snapshot = take()
-            schedule.taken(time.perf_counter() - began)
-            return snapshot
-
         if schedule.due(step, engine.writing, waits=engine.waits):
-            engine.save(timed)
+            engine.save(lambda: self._timed(take))
         elif schedule.every is not None and schedule.is_late:
             engine.note_late(step, schedule.every)
+
+    def _timed(self, take: Callable[[], Snapshot]) -> Snapshot:
+        began = time.perf_counter()
+        snapshot = take()
+        self.schedule.taken(time.perf_counter() - began)
+        return snapshot
 
     def exit_if_requested(self, request: StopRequest | None, take: Callable[[], Snapshot]) -> None:
         """Leaves with what was trained, if a worker was asked to.

@@ -78,7 +78,7 @@ class Writer(Shared):
 
     def failed(self, owner: Owner) -> bool:
         """Whether `raise_failure` would raise; asked after every step, so without a lock."""
-        return any(whose is owner for whose, _ in self._failures)
+        return bool(self._failures) and any(whose is owner for whose, _ in self._failures)
 
     def submit(self, run: Callable[[], None], what: str, owner: Owner = _NOBODY) -> None:
         """Appends a job.
