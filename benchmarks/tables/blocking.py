@@ -108,8 +108,8 @@ def bounds(blocks: Blocks, ours: str, where: str) -> Iterator[Bound]:
     limit = max(3.0, 0.1 * copy)
     reads = median(blocks.blocking(arms.HOLD))
     why = (
-        f"to read every variable takes {reads.show()} ms; the rest is Python's, about half of it the look at all "
-        "objects that training may have changed"
+        f"to read every variable takes {reads.show()} ms; the rest is Python's: the look at all objects that training "
+        "may have changed, random states, callbacks, the start of the thread"
     )
     yield Bound(
         f"blocking, {where}",
