@@ -270,15 +270,20 @@ class TraceCounter:
         self._model = model
         self._train: Any = None
         self._test: Any = None
-        self._compiled: list[Any] = []
+        self._counts: list[Callable[[], int]] = [_never, _never]
 
     def count(self) -> tuple[int, ...]:
         """Returns how often, until now: train steps, test steps."""
         train, test = getattr(self._model, "train_function", None), getattr(self._model, "test_function", None)
         if train is not self._train or test is not self._test:
             self._train, self._test = train, test
-            self._compiled = [None if function is None else _compiled(function) for function in (train, test)]
-        return tuple([0 if f is None else f.experimental_get_tracing_count() for f in self._compiled or (None, None)])
+            compiled = [None if function is None else _compiled(function) for function in (train, test)]
+            self._counts = [_never if f is None else f.experimental_get_tracing_count for f in compiled]
+        return tuple([count() for count in self._counts])
+
+
+def _never() -> int:
+    return 0
 
 
 def is_opaque(model: Any) -> bool:

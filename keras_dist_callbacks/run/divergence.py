@@ -79,13 +79,14 @@ class LossWatch:
     Args:
         option: What was asked for; None: to stop.
         before: The divergence that this run has gone back from, or that its training has in its past.
+        width: Batches of an execution.
     """
 
-    def __init__(self, option: Rollback | None, before: Divergence | None) -> None:
+    def __init__(self, option: Rollback | None, before: Divergence | None, width: int) -> None:
         self.option, self.before = option, before
         self._losses: collections.deque[str] = collections.deque(maxlen=_COMPARED)
         self._every = 1 if option is None else option.check_every
-        self._width = 1  # batches of an execution
+        self._width = width
         self.accumulation = 1, 0  # batches of an update of the weights, and those that were seen
         self.epoch_before = 0  # batches in the epoch that has ended last; 0: not known
         self.why = ""
@@ -112,10 +113,8 @@ class LossWatch:
 
     def skips(self, epoch: int, first: int, last: int) -> bool:
         """Whether a step, of these batches of an epoch, is skipped: with one of its batches all of them are."""
-        self._width = last - first + 1
-        if self.before is None:  # as nearly always: this is asked before each step
-            return False
-        return any(one.epoch == epoch and one.first <= last and first <= one.last for one in self.before.windows)
+        windows = () if self.before is None else self.before.windows
+        return any(one.epoch == epoch and one.first <= last and first <= one.last for one in windows)
 
     def after(self, position: Position, *, is_beyond: bool) -> Divergence:
         """Returns what the next run is to know.

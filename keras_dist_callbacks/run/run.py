@@ -88,7 +88,8 @@ class Run:
             ConfigError: `peer_timeout` is over before the loss of a worker is known.
         """
         engine = BackupEngine.open(storage, cluster, name, options, is_alive)
-        return cls(engine, ShutdownController(shutdown, engine, tell), Schedule(policy, cluster), strict=strict)
+        schedule = Schedule(policy, cluster, waits=options.write.when_busy == "wait")
+        return cls(engine, ShutdownController(shutdown, engine, tell), schedule, strict=strict)
 
     @property
     def cluster(self) -> Cluster:
@@ -135,7 +136,7 @@ class Run:
             take: Captures this worker's state.
         """
         engine, schedule = self.engine, self.schedule
-        if schedule.due(step, engine.writing, waits=engine.waits):
+        if schedule.due(step, engine.writing):
             engine.save(lambda: self._timed(take))
         elif schedule.every is not None and schedule.is_late:
             engine.note_late(step, schedule.every)

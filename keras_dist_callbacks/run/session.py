@@ -127,7 +127,8 @@ class FitSession:
         others = [c for c in callbacks if c is not self._options.owner]
         option = self._options.on_nonfinite
         known = divergence.from_json(self.run.engine.divergence)
-        self._watch = divergence.LossWatch(option if isinstance(option, Rollback) else None, known)
+        rollback = option if isinstance(option, Rollback) else None
+        self._watch = divergence.LossWatch(rollback, known, self._fit.steps_per_execution)
         self._parts = parts = FitParts.of(
             *(self._fit, others, self.run.cluster, self.run.engine.directory, self._this_fit, self._runs),
             read_again=self._options.read_again,
@@ -247,6 +248,8 @@ class FitSession:
 
     def skips(self, first: int, last: int) -> bool:
         """Whether a step is read past, because its batches led to a loss that was not finite."""
+        if self._watch.before is None:  # as nearly always: this is asked before each step
+            return False
         is_skipped = self._watch.skips(self._progress.count.epoch, first, last)
         if is_skipped:
             self._progress.count.skip_to(last + 1)
@@ -284,9 +287,9 @@ class FitSession:
 
     def after_step(self) -> None:
         """Between two steps, after all callbacks: saves if that is due, or leaves."""
-        self._exit_if_requested(lambda: self._capture("within"))
+        self._exit_if_requested(self._within)
         self.run.engine.poll()
-        self.run.save_when_due(self._progress.count.step, lambda: self._capture("within"))
+        self.run.save_when_due(self._progress.count.step, self._within)
 
     def epoch_trained(self) -> None:
         """After an epoch's last step: what follows may be interrupted, and is then done again from its start."""
@@ -302,7 +305,7 @@ class FitSession:
         self._parts.input.passes.epoch_trained(self._progress.count.epoch, self._progress.count.batch)
         asked = self.run.shutdown.options
         if asked.save_before_preemption or asked.save_on_exception:
-            self._trained = self._capture("within")
+            self._trained = self._within()
         self._exit_if_requested(self._after_last_step)
 
     def test_batch_end(self) -> None:
@@ -383,7 +386,9 @@ class FitSession:
 
     def _exit_if_requested(self, snapshot: Callable[[], Snapshot]) -> None:
         request = self._request
-        if request is not None and request.kind == DIVERGED and self._watch.option is not None:
+        if request is None:
+            return
+        if request.kind == DIVERGED and self._watch.option is not None:
             position = self._progress.count.position("within")
             if (optimizer := self._fit.model.optimizer) is not None:
                 self._watch.accumulation = model_parts.accumulation(optimizer)
@@ -393,8 +398,11 @@ class FitSession:
             self.run.shutdown.exit_after(request, position, lambda: self.run.engine.go_back(go_back))
         self.run.exit_if_requested(request, snapshot)
 
+    def _within(self) -> Snapshot:
+        return self._capture("within")
+
     def _after_last_step(self) -> Snapshot:
-        return self._trained or self._capture("within")
+        return self._trained or self._within()
 
     def _at_exception(self, error: BaseException) -> Snapshot | None:
         count = self._progress.count

@@ -116,11 +116,6 @@ class BackupEngine:
         return not self._writer.is_done(self._owner)
 
     @property
-    def waits(self) -> bool:
-        """Whether training waits if a backup is due while the one before is being written."""
-        return self._options.write.when_busy == "wait"
-
-    @property
     def seconds_to_save(self) -> float:
         """How long a last backup may take: as the longest one so far, after what is being written."""
         return (self._owner.longest or ASSUMED_SAVE_SECONDS) + self._writer.seconds_left

@@ -116,6 +116,7 @@ class Schedule:
     Args:
         policy: What was asked for.
         cluster: Who has to agree.
+        waits: Whether training waits if a backup is due at a fixed interval while the one before is being written.
         clock: Seconds; for tests.
 
     Attributes:
@@ -127,12 +128,14 @@ class Schedule:
         self,
         policy: SavePolicy,
         cluster: Cluster,
+        *,
+        waits: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.at_epoch_end = policy.at_epoch_end
         self.every = policy.every_steps
         self._meter = _CostMeter(policy, clock) if policy.is_measured else None
-        self._cluster = cluster
+        self._cluster, self._waits = cluster, waits and self.every is not None
         self.begin(0)
 
     def begin(self, step: int) -> None:
@@ -149,20 +152,19 @@ class Schedule:
         """Whether a backup was due at a fixed interval and waits for the one before; known on the chief."""
         return self._late_since is not None and self.every is not None
 
-    def due(self, step: int, writing: bool, *, waits: bool = False) -> bool:
+    def due(self, step: int, writing: bool) -> bool:
         """Whether a backup is to be taken now; every worker asks after the same steps.
 
         Args:
             step: Batches trained.
             writing: Whether a backup is being written; what the chief says counts.
-            waits: Whether training waits for it where the interval is fixed; what the chief says counts.
         """
         if self._meter is not None:
             self._meter.note(step - self._last, writing)
         self._last = step
         if step < self._next:
             return False
-        wait = self._agreed(self._steps_to_wait(step, is_late=writing and not (waits and self.every is not None)))
+        wait = self._agreed(self._steps_to_wait(step, is_late=writing and not self._waits))
         if wait:
             self._next = step + wait
         elif self.every is not None:  # it keeps to its multiples, however late this one is; else `taken` sets it

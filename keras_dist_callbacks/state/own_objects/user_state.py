@@ -266,10 +266,9 @@ class UserState(Part):
 
     def note_trace(self) -> None:
         """A step was traced, or may have been: notes what it may have read, if so."""
-        model = self._fit.model
-        if model.run_eagerly:
-            return
-        if model.train_function is not self._function or self._counter.count() != self._trace_count:
+        if self._fit.model.train_function is self._function and self._counter.count() == self._trace_count:
+            return  # as nearly always: this is asked after each step
+        if not self._fit.model.run_eagerly:
             self._note_trace()
 
     def _note_trace(self) -> None:
