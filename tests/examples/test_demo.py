@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -81,4 +82,7 @@ def test_the_demo_ends_bit_identical_and_counts_the_steps_that_were_trained_agai
     assert (tmp_path / "demo" / demo.PICTURE).exists()
     assert f"{demo.REPORT} written: 3 starts in" in " ".join(ended.stdout.split())
     assert (tmp_path / "demo" / demo.REPORT).exists()
-    assert "steps trained: 100 uninterrupted, 102 killed (the steps between the last backup" in ended.stdout
+    trained = re.search(r"steps trained: 100 uninterrupted, (\d+) killed", ended.stdout)
+    assert trained is not None, ended.stdout
+    # two, and those between two backups where a kill came before the newest backup was written
+    assert int(trained[1]) in {102, 107, 112}, ended.stdout

@@ -178,17 +178,19 @@ def neptune(place: Path, more: More) -> Trained:
 ANOTHER_FOLD: Any = {"says": r"belongs to another fit\(\): .* No step is run", "identical": False, "killed_behind": 23}
 FOLLOWED: dict[str, Program] = {
     "none": Program("keras", "keras", "exact", lambda place, more: beside(more=more)),
-    "TqdmCallback": Program("tqdm", "tqdm", "exact if", tqdm_bar),
-    "TqdmCallback, a bar for each epoch": Program("tqdm", "tqdm", "exact if", of_function(tqdm_bar, verbose=2)),
-    "PlotLossesKeras": Program("livelossplot", "livelossplot", "exact if", live_plot),
-    "KerasPruningCallback": Program("optuna-integration", "optuna_integration", "exact if", pruned_by_optuna),
-    "tensorboardX": Program("tensorboardX", "tensorboardX", "exact if", tensorboard_x),
+    "TqdmCallback": Program("tqdm", "tqdm", "exact", tqdm_bar),
+    "TqdmCallback, a bar for each epoch": Program("tqdm", "tqdm", "exact", of_function(tqdm_bar, verbose=2)),
+    "PlotLossesKeras": Program("livelossplot", "livelossplot", "exact", live_plot),
+    "KerasPruningCallback": Program(  # its trial is in a study in memory, which ends with the process
+        "optuna-integration", "optuna_integration", "not exact", pruned_by_optuna, says="KerasPruningCallback"
+    ),
+    "tensorboardX": Program("tensorboardX", "tensorboardX", "exact", tensorboard_x),
     "DVCLiveCallback": Program("dvclive", "dvclive", "exact if", dvclive),
-    "WandbMetricsLogger": Program("wandb", "wandb", "exact if", wandb_metrics),
-    "WandbMetricsLogger, by batches": Program("wandb", "wandb", "exact if", of_function(wandb_metrics, frequency=2)),
-    "WandbModelCheckpoint": Program("wandb", "wandb", "exact if", of_function(wandb_metrics, checkpoint=True)),
+    "WandbMetricsLogger": Program("wandb", "wandb", "exact", wandb_metrics),
+    "WandbMetricsLogger, by batches": Program("wandb", "wandb", "exact", of_function(wandb_metrics, frequency=2)),
+    "WandbModelCheckpoint": Program("wandb", "wandb", "exact", of_function(wandb_metrics, checkpoint=True)),
     "MlflowCallback": Program("mlflow", "mlflow", "exact", mlflow_plain),
-    "mlflow.autolog": Program("mlflow", "mlflow", "exact if", mlflow_autolog),
+    "mlflow.autolog": Program("mlflow", "mlflow", "exact", mlflow_autolog),
     "codecarbon": Program("codecarbon", "codecarbon", "exact", codecarbon),
     "comet_ml": Program("comet-ml", "comet_ml", "exact if", comet),
     "scikeras": Program("scikeras", "scikeras", "exact", scikeras),

@@ -161,10 +161,10 @@ def pyarrow_batches(place: Path, more: More) -> Trained:
 
 
 FED: dict[str, Program] = {
-    "BalancedBatchGenerator": Program("imbalanced-learn", "imblearn", "exact if", balanced_batches),
+    "BalancedBatchGenerator": Program("imbalanced-learn", "imblearn", "exact", balanced_batches),
     "balanced_batch_generator": Program("imbalanced-learn", "imblearn", "exact if", balanced_generator),
     "albumentations": Program(
-        "albumentations", "albumentations", "exact if", albumentations, says="PyDataset Augmented", identical=False
+        "albumentations", "albumentations", "exact if", albumentations, says="PyDataset Augmented"
     ),
     "albumentations, with its state": Program(
         "albumentations", "albumentations", "exact", of_function(albumentations, made=AugmentedFromState)
