@@ -319,8 +319,17 @@ def in_files(model: Any) -> set[int]:
     import keras
     from keras.src.saving import saving_lib
 
+    class NoStore(saving_lib.NpzIOStore):
+        """Keras only walks if a store is false; Keras 3.10 takes no None."""
+
+        def __init__(self) -> None:
+            pass
+
+        def __bool__(self) -> bool:
+            return False
+
     visited: set[int] = set()
-    saving_lib._save_state(model, None, None, "", visited)  # without a store, Keras only walks
+    saving_lib._save_state(model, NoStore(), None, "", visited)
     parts = {id(part): part for part in [*descendants(model), *model_parts.all_layers(model)]}
     seeds = [p.state for p in parts.values() if isinstance(p, keras.random.SeedGenerator)]
     for part in parts.values():  # static: any other look at a metric's distributed variable reads it on all workers
