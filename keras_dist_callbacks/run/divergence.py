@@ -80,10 +80,14 @@ class LossWatch:
         option: What was asked for; None: to stop.
         before: The divergence that this run has gone back from, or that its training has in its past.
         width: Batches of an execution.
+
+    Attributes:
+        windows: The batches that are skipped.
     """
 
     def __init__(self, option: Rollback | None, before: Divergence | None, width: int) -> None:
         self.option, self.before = option, before
+        self.windows = () if before is None else before.windows
         self._losses: collections.deque[str] = collections.deque(maxlen=_COMPARED)
         self._every = 1 if option is None else option.check_every
         self._width = width
@@ -113,8 +117,7 @@ class LossWatch:
 
     def skips(self, epoch: int, first: int, last: int) -> bool:
         """Whether a step, of these batches of an epoch, is skipped: with one of its batches all of them are."""
-        windows = () if self.before is None else self.before.windows
-        return any(one.epoch == epoch and one.first <= last and first <= one.last for one in windows)
+        return any(one.epoch == epoch and one.first <= last and first <= one.last for one in self.windows)
 
     def after(self, position: Position, *, is_beyond: bool) -> Divergence:
         """Returns what the next run is to know.
@@ -124,7 +127,7 @@ class LossWatch:
             is_beyond: Whether a finite backup was saved beyond the divergence before.
         """
         before, losses = self.before, tuple(self._losses)
-        windows = () if before is None else before.windows
+        windows = self.windows
         count = 1 if before is None or is_beyond else before.count + 1
         same = min(len(losses), 0 if before is None else len(before.losses))
         is_same_step = before is not None and before.step == position.step
@@ -200,7 +203,7 @@ def go_back(store: BackupStore, watch: LossWatch, position: Position, journal: J
     rollback.tidy(store)
     place = "the start" if target is None else f"{target.id.label}, at {target.position}"
     again = "; the same losses as before" if found.is_repeated else ""
-    new = found.windows[0 if watch.before is None else len(watch.before.windows) :]
+    new = found.windows[len(watch.windows) :]
     skipped = f", so that {' and '.join(map(str, new))} will be skipped" if new else ""
     text = f"training goes back to {place} (rollback {found.count} of {option.max_rollbacks}{again}{skipped})"
     return WentBack(text, goes_on=True, position=None if target is None else target.position)

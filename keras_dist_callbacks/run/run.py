@@ -11,7 +11,6 @@ from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.backups.snapshot import JSON, CommitId, Position, Snapshot
 from keras_dist_callbacks.base.progress_file import progress_file
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.cluster.coordinated_stop import StopRequest
 from keras_dist_callbacks.options import ShutdownOptions
 from keras_dist_callbacks.run.announcing import agreed_restored, carried, require
 from keras_dist_callbacks.run.engine.committer import EngineOptions
@@ -146,13 +145,3 @@ class Run:
         snapshot = take()
         self.schedule.taken(time.perf_counter() - began)
         return snapshot
-
-    def exit_if_requested(self, request: StopRequest | None, take: Callable[[], Snapshot]) -> None:
-        """Leaves with what was trained, if a worker was asked to.
-
-        Raises:
-            Preempted: The process was asked to end.
-            KeyboardInterrupt: Ctrl-C was pressed.
-        """
-        if request is not None:
-            self.shutdown.save_and_exit(request, take())

@@ -248,7 +248,7 @@ class FitSession:
 
     def skips(self, first: int, last: int) -> bool:
         """Whether a step is read past, because its batches led to a loss that was not finite."""
-        if self._watch.before is None:  # as nearly always: this is asked before each step
+        if not self._watch.windows:  # as nearly always: this is asked before each step
             return False
         is_skipped = self._watch.skips(self._progress.count.epoch, first, last)
         if is_skipped:
@@ -396,7 +396,7 @@ class FitSession:
             journal = self.run.engine.chronicle.now(position.step)
             go_back = functools.partial(divergence.go_back, watch=self._watch, position=position, journal=journal)
             self.run.shutdown.exit_after(request, position, lambda: self.run.engine.go_back(go_back))
-        self.run.exit_if_requested(request, snapshot)
+        self.run.shutdown.save_and_exit(request, snapshot())
 
     def _within(self) -> Snapshot:
         return self._capture("within")
