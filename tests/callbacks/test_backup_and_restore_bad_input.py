@@ -190,7 +190,7 @@ def test_a_callback_that_is_new_or_gone_is_named(backup: Path) -> None:
 @pytest.mark.finds("metrics-new", "metrics-gone")
 def test_a_renamed_metric_is_labelled_and_everything_else_restored(backup: Path) -> None:
     model, steps = tiny.rich_model(), tiny.CountSteps()
-    renamed = [keras.metrics.BinaryAccuracy(name="renamed"), "AUC"]
+    renamed = [keras.metrics.BinaryAccuracy(name="renamed"), keras.metrics.AUC(name="auc")]
     model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=renamed)
     match = r"metrics that the backup does not hold are not restored \(renamed/total, renamed/count\)"
     with pytest.warns(RuntimeWarning, match=match):

@@ -72,7 +72,7 @@ def model(units: int = 7, optimizer: Any = None, *, clear: bool = True) -> keras
     built = keras.Sequential([*first, keras.layers.Dense(1, activation="sigmoid")])
     momentum = keras.optimizers.SGD(0.1, momentum=0.9, name="momentum")  # not one that a test gives its own
     built.compile(optimizer or momentum, "binary_crossentropy", metrics=["accuracy"])
-    return built
+    return _built(built)
 
 
 def rich_model(units: int = 7) -> keras.Model:
@@ -81,7 +81,13 @@ def rich_model(units: int = 7) -> keras.Model:
     last = [keras.layers.BatchNormalization(), keras.layers.Dense(1, activation="sigmoid")]
     built = keras.Sequential([*first, *last])
     built.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy", "AUC"])
-    return built
+    return _built(built)
+
+
+def _built(model: keras.Model) -> keras.Model:
+    """With the variables of the optimizer and the metrics: where a step makes them, TensorFlow traces it twice."""
+    model._symbolic_build(data_batch=tuple(array[:BATCH] for array in data()))
+    return model
 
 
 def compiled(make: Callable[[], Any], optimizer: Any = "sgd", loss: Any = "mse", **options: Any) -> Any:
