@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -102,19 +102,16 @@ def gpus_of(worker: int, each: int, workers: int) -> list[str]:
     Raises:
         ConfigError: There are fewer GPUs than the workers need.
     """
-    found = _gpus(os.environ)
+    if _GPUS in os.environ:
+        named = [name.strip() for name in os.environ[_GPUS].split(",")]
+        found = [name for name in named if name not in ("", "-1")]
+    else:
+        found = [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
     if len(found) < each * workers:
         raise ConfigError(
             f"--gpus-per-worker {each} with {workers} worker(s) needs {each * workers} GPUs; {len(found)} are visible"
         )
     return found[worker * each : (worker + 1) * each]
-
-
-def _gpus(env: Mapping[str, str]) -> list[str]:
-    if _GPUS in env:
-        named = [name.strip() for name in env[_GPUS].split(",")]
-        return [name for name in named if name not in ("", "-1")]
-    return [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
 
 
 def _cores() -> int:
