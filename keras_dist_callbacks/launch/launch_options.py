@@ -19,7 +19,6 @@ ATTEMPT = "KDC_ATTEMPT"
 JOB_STARTED = "KDC_JOB_STARTED"
 """When the first attempt began, in seconds since 1970: that of an outer launcher, or of the user, counts."""
 _GPUS = "CUDA_VISIBLE_DEVICES"
-_UNLESS_SET = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 _MOST_WORKERS = 1000
 
 
@@ -86,7 +85,7 @@ class LaunchOptions:
             ports: One for each worker.
             progress: Its progress file.
         """
-        unless_set = {**_UNLESS_SET, JOB_STARTED: f"{process_start():.3f}"}
+        unless_set = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", JOB_STARTED: f"{process_start():.3f}"}
         env = {**unless_set, **os.environ, ATTEMPT: str(attempt), progress_file.VARIABLE: str(progress)}
         if self.workers > 1:
             env["TF_CONFIG"] = tf_config([f"{LOOPBACK}:{port}" for port in ports], worker)
