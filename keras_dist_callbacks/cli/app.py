@@ -354,18 +354,15 @@ def run(
     ] = None,
 ) -> None:
     """Runs a training script; it ends with 138 after a preemption, or when a worker or the store was lost."""
-    from keras_dist_callbacks.launch.restart import ProgramNotFoundError, run_program
+    from keras_dist_callbacks.launch.restart import run_program
 
     try:
         if cluster:
             from keras_dist_callbacks.cluster.schedulers import read_scheduler
 
             os.environ["TF_CONFIG"] = read_scheduler(cluster, os.environ)
+        run_program(program, context.args, is_module=is_module)  # any other error of the program ends it in there
     except ConfigError as error:
-        raise _wrong_usage(error) from None
-    try:
-        run_program(program, context.args, is_module=is_module)
-    except ProgramNotFoundError as error:
         raise _wrong_usage(error) from None
 
 
@@ -418,12 +415,14 @@ def launch(
 
     All workers are restarted together. Restarts that have made a new backup are unlimited.
     """
-    from keras_dist_callbacks.launch import launcher
+    from keras_dist_callbacks.launch import launcher, worker
     from keras_dist_callbacks.launch.launch_options import LaunchOptions
 
     try:
+        words = _program([program, *context.args], "launch", is_module=is_module)
+        command = tuple(words[1:]) if words[0] == "--" else (*worker.COMMAND, *words)
         options = LaunchOptions(
-            command=_launched(_program([program, *context.args], "launch", is_module=is_module)),
+            command=command,
             workers=workers,
             max_restarts=max_restarts,
             restart_on_error=restart_on_error,
@@ -453,13 +452,6 @@ def _program(words: list[str], command: str, *, is_module: bool) -> list[str]:
         sys.path.insert(0, str(Path.cwd()))
     require_program(words[0], is_module=is_module)
     return [*(["-m"] if is_module else []), *words]
-
-
-def _launched(words: list[str]) -> tuple[str, ...]:
-    """The command of each worker."""
-    from keras_dist_callbacks.launch import worker
-
-    return tuple(words[1:]) if words[0] == "--" else (*worker.COMMAND, *words)
 
 
 def _seconds(text: str | None) -> Any:
@@ -503,12 +495,23 @@ def rehearse(
     """
     from keras_dist_callbacks.cli.rehearsal import command as rehearsing
 
-    limits = rehearsing.RehearsalOptions(steps, epochs, kills, workers, timeout)
     try:
         words = _program([program, *context.args], "rehearse", is_module=is_module)
     except ConfigError as error:
         raise _wrong_usage(error) from None
-    rehearsing.run(words, limits, scratch, storage_options, in_place=in_place, as_json=as_json)
+    options = rehearsing.RehearsalOptions(
+        words=words,
+        steps=steps,
+        epochs=epochs,
+        kills=kills,
+        workers=workers,
+        timeout=timeout,
+        scratch=scratch,
+        storage_options=storage_options,
+        in_place=in_place,
+        as_json=as_json,
+    )
+    rehearsing.run(options)
 
 
 @app.command(epilog=_EXIT_CODES)

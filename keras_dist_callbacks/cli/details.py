@@ -12,13 +12,12 @@ from keras_dist_callbacks.backups import journal as journals
 from keras_dist_callbacks.backups.findings import FINDINGS
 from keras_dist_callbacks.backups.journal import JOURNAL, Journal
 from keras_dist_callbacks.backups.packing import dtype_of
-from keras_dist_callbacks.backups.snapshot import JSON, VARIABLES, Manifest, WorkerRecord
+from keras_dist_callbacks.backups.snapshot import JSON, VARIABLES, Manifest
 from keras_dist_callbacks.base.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.base.validation import convert
 from keras_dist_callbacks.checkpoints import files, retention
 from keras_dist_callbacks.checkpoints.files import Problem
 from keras_dist_callbacks.checkpoints.record import Checkpoint
-from keras_dist_callbacks.checkpoints.retention import Standing
 from keras_dist_callbacks.cli import formatting, listing, upkeep
 from keras_dist_callbacks.cli.formatting import Cell, Page
 from keras_dist_callbacks.cli.inventory import Entry, State
@@ -89,13 +88,15 @@ def describe_commit(target: Target, entries: Sequence[Entry], entry: Entry) -> C
     if manifest is None:
         raise DamagedBackupError(f"{entry.problem}. `kdc ls` shows the other backups")
     topics = [topic.partition("/") for topic in dict.fromkeys(t for record in manifest.workers for t in record.state)]
+    paths = manifest.workers[0].state.get("objects/changed") or {}
+    owners = (path.partition("/")[0] for path in paths)  # a path begins with the owner, escaped as in a JSON pointer
     return CommitDetails(
         url=target.url,
         commit=next(row for row in listing.commit_rows(entries) if row.name == entry.id.name),
         versions={key: manifest.info[key] for key in _VERSIONS if key in manifest.info},
         run={key: value for key, value in manifest.info.items() if key not in (*_VERSIONS, "created")},
         callbacks=tuple(name for part, _, name in topics if part == "callbacks" and name != FINDINGS),
-        python_state=_owners_of_python_state(manifest.workers[0]),
+        python_state=tuple(dict.fromkeys(owner.replace("~1", "/").replace("~0", "~") for owner in owners)),
         tensors=tuple(_tensor_rows(manifest)),
     )
 
@@ -108,11 +109,6 @@ def _tensor_rows(manifest: Manifest) -> Iterator[TensorRow]:
         found[shown, kind, info.dtype, info.shape] += 1
     for (name, kind, dtype, shape), values in found.items():
         yield TensorRow(name, kind, dtype, shape, dtype_of(dtype).itemsize * math.prod(shape), values)
-
-
-def _owners_of_python_state(chief: WorkerRecord) -> tuple[str, ...]:
-    roots = (str(path).partition("/")[0] for path in chief.state.get("objects/changed") or {})
-    return tuple(dict.fromkeys(root.replace("~1", "/").replace("~0", "~") for root in roots))
 
 
 def show_commit(page: Page, details: CommitDetails, *, every_tensor: bool) -> None:
@@ -204,7 +200,7 @@ def describe_checkpoint(
     written = storage.modified(checkpoint.name) if checked else None
     return CheckpointDetails(
         url=storage.display(),
-        checkpoint=listing.checkpoint_row(checkpoint, retention.standings(published).get(checkpoint.name, Standing())),
+        checkpoint=listing.checkpoint_row(checkpoint, retention.standings(published)),
         state=checked.state if checked else "damaged",
         problem=checked.problem if checked else f"{storage.display(checkpoint.name)} was deleted meanwhile",
         written=written,

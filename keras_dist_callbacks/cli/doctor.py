@@ -81,8 +81,14 @@ class Diagnosis:
 def diagnose(target: Target) -> Diagnosis:
     """Tries out the store, and if it can be used, looks at what is in it."""
     with bench(target.storage) as storage:
-        checks = run_checks(storage)
-    if checks[0].status != "fail":
+        checks = [check_access(storage)]
+        can_be_used = checks[0].status != "fail"
+        for name, check in _CHECKS.items() if can_be_used else ():
+            try:
+                checks.append(check(storage))
+            except (StorageError, OSError) as error:
+                checks.append(Check(name, "fail", str(error), "check that the store is up, then run this again"))
+    if can_be_used:
         checks += check_content(target)
     return Diagnosis(target.url, tuple(checks))
 
@@ -112,17 +118,6 @@ def scratch(storage: Storage) -> Iterator[str]:
     finally:
         with contextlib.suppress(OSError):
             storage.delete(name)
-
-
-def run_checks(storage: Storage) -> list[Check]:
-    """Runs every check of the store itself; if it cannot be used at all, only the first."""
-    checks = [check_access(storage)]
-    for name, check in _CHECKS.items() if checks[0].status != "fail" else ():
-        try:
-            checks.append(check(storage))
-        except (StorageError, OSError) as error:
-            checks.append(Check(name, "fail", str(error), "check that the store is up, then run this again"))
-    return checks
 
 
 def check_access(storage: Storage) -> Check:

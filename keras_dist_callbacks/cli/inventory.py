@@ -139,10 +139,9 @@ def take_inventory(store: BackupStore) -> Inventory:
                 unfinished[path] = file.size
             elif blob_generation(path) is not None:
                 blobs[path] = file.size
-    entries = tuple(read_entries(store))
-    newest = max([0, *claimed, *(entry.id.generation for entry in entries)])
-    silence, by_generation = _silence(storage, newest, entries), dict(zip(claimed, owners, strict=True))
-    return Inventory(entries, by_generation, blobs, unfinished, set_aside, taken_back, silence)
+    by_generation = dict(zip(claimed, owners, strict=True))
+    found = Inventory(tuple(read_entries(store)), by_generation, blobs, unfinished, set_aside, taken_back, None)
+    return dataclasses.replace(found, silence=_silence(storage, found))
 
 
 def created_at(manifest: Manifest) -> float | None:
@@ -220,9 +219,10 @@ def liveness(inventory: Inventory, quiet: float = QUIET_SECONDS) -> Liveness:
     return Liveness(running, newest, f"{what} {formatting.age(inventory.silence)} ago by the store's clock")
 
 
-def _silence(storage: Storage, newest: int, entries: Sequence[Entry]) -> float | None:
+def _silence(storage: Storage, inventory: Inventory) -> float | None:
     """The times in the records are of another machine, whose clock may be wrong: only the store's own compare."""
-    of_newest = [entry.id.name for entry in entries if entry.id.generation == newest]
+    newest = inventory.newest_generation
+    of_newest = [entry.id.name for entry in inventory.entries if entry.id.generation == newest]
     try:
         wrote = storage.modified(of_newest[-1] if of_newest else names.owner_name(newest)) if newest else 0.0
         return max(0.0, storage.now() - wrote) if wrote else None

@@ -163,7 +163,7 @@ def list_directory(target: Target) -> DirectoryListing:
         target.url,
         tuple(reversed(rows)),
         sum(blob.size for blob in blobs),
-        tuple(checkpoint_row(one, standings.get(one.name, Standing())) for one in published.checkpoints),
+        tuple(checkpoint_row(one, standings) for one in published.checkpoints),
         published.problems,
         tuple(sorted(one.name for one in published.foreign)),
         "" if entries else target.store.why_no_backup(),
@@ -176,15 +176,12 @@ def commit_rows(entries: Sequence[Entry]) -> list[CommitRow]:
     readable = [entry.manifest for entry in entries if entry.manifest is not None]
     rules = kept_rules(readable[-1].info.get("kept") or {}) if readable else Rules()
     why = dict(zip((manifest.id for manifest in readable), kept(list(map(listed, readable)), rules), strict=True))
-    return [
-        dataclasses.replace(_commit_row(entry, often), kept_by=() if rules.keep_all else why.get(entry.id, ()))
-        for entry in entries
-    ]
+    return [_commit_row(entry, often, () if rules.keep_all else why.get(entry.id, ())) for entry in entries]
 
 
-def _commit_row(entry: Entry, often: Mapping[str, int]) -> CommitRow:
-    manifest = entry.manifest
-    row = CommitRow(entry.id.label, entry.id.name, entry.id.generation, entry.state, entry.problem or None)
+def _commit_row(entry: Entry, often: Mapping[str, int], kept_by: tuple[str, ...]) -> CommitRow:
+    manifest, commit = entry.manifest, entry.id
+    row = CommitRow(commit.label, commit.name, commit.generation, entry.state, entry.problem or None, kept_by=kept_by)
     if manifest is None:
         return row
     created = created_at(manifest)
@@ -205,12 +202,17 @@ def _commit_row(entry: Entry, often: Mapping[str, int]) -> CommitRow:
     )
 
 
-def checkpoint_row(checkpoint: Checkpoint, standing: Standing) -> CheckpointRow:
-    """One checkpoint as `kdc ls` shows it."""
-    record = checkpoint.record
+def checkpoint_row(checkpoint: Checkpoint, standings: Mapping[str, Standing]) -> CheckpointRow:
+    """One checkpoint as `kdc ls` shows it.
+
+    Args:
+        checkpoint: What the last bytes of the file contain.
+        standings: What the rules of retention say of each file, by name.
+    """
+    record, standing = checkpoint.record, standings.get(checkpoint.name, Standing())
     its_own = {"name": checkpoint.name, "kind": checkpoint.kind, "bytes": checkpoint.file_size, **vars(standing)}
-    its_own["is_finite"] = record.is_finite
-    row: CheckpointRow = convert({**dataclasses.asdict(record), **its_own}, CheckpointRow)
+    values = {**dataclasses.asdict(record), **its_own, "is_finite": record.is_finite}
+    row: CheckpointRow = convert(values, CheckpointRow)
     return row
 
 

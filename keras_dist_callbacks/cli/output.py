@@ -47,13 +47,8 @@ def require_no_file(storage: Storage) -> None:
         raise ConfigError(f"{storage.display()} is a file: give its directory, {path.parent}; {advice}")
 
 
-def empty_directory_hint(storage: Storage, what: str = "backup and no checkpoint") -> str:
-    """One sentence about a directory that holds nothing to show.
-
-    Args:
-        storage: The directory.
-        what: What was looked for, to be read after "no".
-    """
+def _empty_directory_hint(storage: Storage, what: str) -> str:
+    """One sentence about a directory that holds nothing to show."""
     url = storage.display()
     if storage.is_local and not Path(storage.root).exists():
         finished = "a finished run has deleted its backup, unless it has delete_checkpoint=False"
@@ -175,8 +170,13 @@ def fail(message: str, code: int) -> typer.Exit:
 
 
 def nothing_in(target: Target, what: str = "backup and no checkpoint") -> typer.Exit:
-    """Prints why a command found nothing to show; to be raised."""
-    return fail(target.redactor.clean(empty_directory_hint(target.storage, what)), CANNOT)
+    """Prints why a command found nothing to show; to be raised.
+
+    Args:
+        target: The directory.
+        what: What was looked for, to be read after "no".
+    """
+    return fail(target.redactor.clean(_empty_directory_hint(target.storage, what)), CANNOT)
 
 
 @contextlib.contextmanager

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from keras_dist_callbacks.backups import journal as journals
 from keras_dist_callbacks.backups.journal import JOURNAL, WORDS, AttemptRecord, Journal
-from keras_dist_callbacks.backups.snapshot import Manifest
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.base.terminal import duration
 from keras_dist_callbacks.cli.formatting import Page
 from keras_dist_callbacks.cli.history import Curves, curves_of
+from keras_dist_callbacks.cli.inventory import created_at
 from keras_dist_callbacks.cli.listing import verdict_of
 
 if TYPE_CHECKING:
@@ -110,18 +110,12 @@ def gather(store: BackupStore) -> Report:
     return Report(
         url,
         journal,
-        tuple(_places(manifests)),
+        tuple((made, one.position.step) for one in manifests if (made := created_at(one)) is not None),
         curves_of(newest),
         str(verdict_of(newest)),
         has_finished=newest.done,
         is_running=is_running and not newest.done,
     )
-
-
-def _places(manifests: Sequence[Manifest]) -> Iterator[tuple[float, int]]:
-    for manifest in manifests:
-        if manifest.info.get("created") is not None:
-            yield float(manifest.info["created"]), manifest.position.step
 
 
 def page_of(report: Report) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from keras_dist_callbacks.backups import finite
 from keras_dist_callbacks.backups import rollback as backups
-from keras_dist_callbacks.backups.rollback import Change
 from keras_dist_callbacks.backups.snapshot import Manifest
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.base import validation
@@ -18,8 +17,6 @@ from keras_dist_callbacks.checkpoints import files, taken_back
 from keras_dist_callbacks.cli import formatting, inventory
 from keras_dist_callbacks.cli.formatting import Page
 from keras_dist_callbacks.storage.storage import Storage
-
-_ONE = "name one of to, before_step, before_epoch and undo"
 
 
 @dataclass(frozen=True)
@@ -114,19 +111,30 @@ def roll_back(
     """As `rollback`; `ways` are its arguments that say where to, by name, of which one is not None."""
     given = {name: value for name, value in ways.items() if value is not None}
     if len(given) != 1:
-        raise ConfigError(f"{_ONE}: got {', '.join(given) or 'none of them'}")
+        got = ", ".join(given) or "none of them"
+        raise ConfigError(f"name one of to, before_step, before_epoch and undo: got {got}")
     ((way, value),) = given.items()
     change = backups.plan_undo(store) if way == "undo" else backups.plan(store, _target(store, way, value))
+    newest = change.newest
     names: list[str] = []
     if checkpoints is not None:
-        place = taken_back.place_of(None if change.newest is None else change.newest.position)
+        place = taken_back.place_of(None if newest is None else newest.position)
         there = files.find(checkpoints).checkpoints
         names = taken_back.set_aside(checkpoints) if way == "undo" else taken_back.later_than(there, place)
     if not dry_run:
         (backups.undo if way == "undo" else backups.roll_back)(store, change)
     if not dry_run and checkpoints is not None:
         (taken_back.move_back if way == "undo" else taken_back.move_aside)(checkpoints, names)
-    return _as_result(store, change, names, dry_run=dry_run)
+    return RolledBack(
+        path=store.storage.display(),
+        newest=backups.START if newest is None else newest.id.label,
+        position=None if newest is None else formatting.position(newest.position),
+        before=change.before.label,
+        moved=tuple(commit.label for commit in change.moved),
+        checkpoints=tuple(names),
+        dry_run=dry_run,
+        not_finite=change.not_finite,
+    )
 
 
 def _target(store: BackupStore, way: str, value: Any) -> Manifest | None:
@@ -143,15 +151,6 @@ def live_run(store: BackupStore) -> str:
     return (
         f"a run may still be writing (generation {life.generation}: {life.why}): end it first" if life.running else ""
     )
-
-
-def _as_result(store: BackupStore, change: Change, names: Sequence[str], *, dry_run: bool) -> RolledBack:
-    newest, where = backups.START, None
-    if change.newest is not None:
-        newest, where = change.newest.id.label, formatting.position(change.newest.position)
-    moved = tuple(commit.label for commit in change.moved)
-    found = (store.storage.display(), newest, where, change.before.label, moved, tuple(names), dry_run)
-    return RolledBack(*found, change.not_finite)
 
 
 def show_rollback(page: Page, found: RolledBack) -> None:

@@ -32,6 +32,7 @@ from keras_dist_callbacks.base.terminal import data_size, duration
 from keras_dist_callbacks.cli import formatting, listing
 from keras_dist_callbacks.cli.formatting import Page
 from keras_dist_callbacks.cli.history import Values, curves_of
+from keras_dist_callbacks.cli.inventory import created_at
 
 State = Literal["nothing", "starting", "running", "not running", "stalled", "finished"]
 Trouble = Literal["stalled", "restart storm", "no progress between restarts", "backups failing"]
@@ -175,7 +176,7 @@ def _described(
     url: str, manifest: Manifest, journal: Journal, claims: Sequence[tuple[int, OwnerRecord]], now: float, stale: float
 ) -> JobView:
     state, position = manifest.workers[0].state, manifest.position
-    created = float(manifest.info.get("created") or now)
+    created = created_at(manifest) or now
     age = max(0.0, now - created)
     own = next((one for one in reversed(journal.attempts) if one.generation == manifest.id.generation), None)
     pace, whole = _paces(own)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,7 +19,6 @@ ATTEMPT = "KDC_ATTEMPT"
 JOB_STARTED = "KDC_JOB_STARTED"
 """When the first attempt began, in seconds since 1970: that of an outer launcher, or of the user, counts."""
 _GPUS = "CUDA_VISIBLE_DEVICES"
-_UNLESS_SET = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 _MOST_WORKERS = 1000
 
 
@@ -86,7 +85,7 @@ class LaunchOptions:
             ports: One for each worker.
             progress: Its progress file.
         """
-        unless_set = {**_UNLESS_SET, JOB_STARTED: f"{process_start():.3f}"}
+        unless_set = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", JOB_STARTED: f"{process_start():.3f}"}
         env = {**unless_set, **os.environ, ATTEMPT: str(attempt), progress_file.VARIABLE: str(progress)}
         if self.workers > 1:
             env["TF_CONFIG"] = tf_config([f"{LOOPBACK}:{port}" for port in ports], worker)
@@ -102,19 +101,16 @@ def gpus_of(worker: int, each: int, workers: int) -> list[str]:
     Raises:
         ConfigError: There are fewer GPUs than the workers need.
     """
-    found = _gpus(os.environ)
+    if _GPUS in os.environ:
+        named = [name.strip() for name in os.environ[_GPUS].split(",")]
+        found = [name for name in named if name not in ("", "-1")]
+    else:
+        found = [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
     if len(found) < each * workers:
         raise ConfigError(
             f"--gpus-per-worker {each} with {workers} worker(s) needs {each * workers} GPUs; {len(found)} are visible"
         )
     return found[worker * each : (worker + 1) * each]
-
-
-def _gpus(env: Mapping[str, str]) -> list[str]:
-    if _GPUS in env:
-        named = [name.strip() for name in env[_GPUS].split(",")]
-        return [name for name in named if name not in ("", "-1")]
-    return [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
 
 
 def _cores() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -101,12 +100,6 @@ class _Attempt:
         return max(self.ends, key=lambda end: (end.report.backup is not None, end.report.backup or NO_BACKUP))
 
     @property
-    def told(self) -> dict[str, str]:
-        """What the next attempt is told of this one, as variables of its environment."""
-        step = max((end.report.step or 0 for end in self.ends), default=0)
-        return {progress_file.BEFORE: json.dumps({"began": self.began, "ended": self.ended, "step": step})}
-
-    @property
     def repeated_steps(self) -> int:
         """How many steps a restart from the newest backup trains again."""
         report = self.newest.report
@@ -132,7 +125,7 @@ class Launcher:
         self._selector = selectors.DefaultSelector()  # reports ends in their order
         self._arrived: list[signal.Signals] = []
         self._asked: signal.Signals | None = None  # the signal that ends the job
-        self._before: dict[str, str] = {}  # what a process is told of the one before
+        self._before: dict[str, str] = {}  # variables that report the attempt before to the next one
         self._stop_at: int | None = None  # what a worker has reported, of the attempts before too
         self._looked_at = time.monotonic()
         self._has_reported_no_progress = False
@@ -152,7 +145,9 @@ class Launcher:
                 return decision.code
             attempt += 1
             causes = [*causes, run.failure.kind][-_CAUSES:] if run.failure is not None else causes
-            self._before = run.told
+            step = max((end.report.step or 0 for end in run.ends), default=0)
+            before = {"began": run.began, "ended": run.ended, "step": step}
+            self._before = {progress_file.BEFORE: json.dumps(before)}
             self._report_restart(run, attempt, decision.delay)
             self._wait(decision.delay)
 
@@ -215,16 +210,14 @@ class Launcher:
                 progress_file.create(progress)
                 output = self._output(run, index, attempt)
             env = {**self._options.environment(index, attempt, ports, progress), **self._before}
-            process = self._process(index, env, None if output is None else output.path)
+            process = None if self._standby is None else self._standby.start(index, env, output)
+            if process is None:
+                end_with_this = functools.partial(guard.end_with, os.getpid())
+                process = WorkerProcess(self._options.command, env, output, end_with_this)
             worker = _Worker(index, process, env, progress, HangWatch(self._options.hang_timeout))
             run.running.append(worker)
             if (descriptor := process.end_descriptor) is not None:
                 self._selector.register(descriptor, selectors.EVENT_READ, functools.partial(self._collect, run, worker))
-
-    def _process(self, index: int, env: dict[str, str], output: Path | None) -> WorkerProcess:
-        if self._standby is not None and (spare := self._standby.start(index, env, output)) is not None:
-            return spare
-        return WorkerProcess(self._options.command, env, output, functools.partial(guard.end_with, os.getpid()))
 
     def _prepare_spares(self, run: _Attempt) -> None:
         """Starts the spare of each worker once that trains, so that it does not delay the start."""
@@ -235,7 +228,8 @@ class Launcher:
             if trains or time.monotonic() > worker.began + _UNREPORTED_SECONDS:
                 self._standby.prepare(worker.index, worker.env)
 
-    def _output(self, run: _Attempt, index: int, attempt: int) -> WorkerOutput | None:
+    def _output(self, run: _Attempt, index: int, attempt: int) -> Path | None:
+        """The pipe that a worker writes to; None for the launcher's own output."""
         options = self._options
         if not options.has_output_of_its_own:
             return None
@@ -244,7 +238,7 @@ class Launcher:
         output = WorkerOutput(self._directory / f"output-{index}", prefix, log)
         run.outputs.append(output)
         self._selector.register(output.descriptor, selectors.EVENT_READ, output.forward)
-        return output
+        return output.path
 
     def _collect(self, run: _Attempt, worker: _Worker) -> None:
         """A worker has ended, as it seems."""
@@ -328,20 +322,18 @@ class Launcher:
     def _report_restart(self, run: _Attempt, attempt: int, delay: float) -> None:
         soon = f" in {delay:g} s" if delay else ""
         report = run.newest.report
-        if not report.is_written:
-            _say(f"attempt {attempt} starts{soon}")
-            if not self._has_reported_no_progress:
-                _say("no worker reported progress (BackupAndRestore and Checkpointer do), so all restarts count")
-            self._has_reported_no_progress = True
-            return
         if report.backup is None:
             _say(f"attempt {attempt} starts{soon}")
-            return
-        start = "from the beginning" if report.backup == NO_BACKUP else f"from the backup of step {report.backup[1]}"
-        repeated = "1 step is" if run.repeated_steps == 1 else f"{run.repeated_steps} steps are"
-        _say(f"attempt {attempt} starts{soon} {start}; {repeated} repeated")
+        else:
+            start = (
+                "from the beginning" if report.backup == NO_BACKUP else f"from the backup of step {report.backup[1]}"
+            )
+            repeated = "1 step is" if run.repeated_steps == 1 else f"{run.repeated_steps} steps are"
+            _say(f"attempt {attempt} starts{soon} {start}; {repeated} repeated")
+        if not (report.is_written or self._has_reported_no_progress):
+            _say("no worker reported progress (BackupAndRestore and Checkpointer do), so all restarts count")
+            self._has_reported_no_progress = True
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError):
-        write_line(f"kdc launch: {text}", to_stderr=True)
+    write_line(f"kdc launch: {text}", to_stderr=True)

@@ -30,6 +30,9 @@ class WorkerProcess:
         prepare: Is called in the new process before its program; only for a process without threads.
         stdin: A descriptor for its standard input; none by default.
 
+    Attributes:
+        end_descriptor: A file descriptor that can be read once the process has ended; None where the system has none.
+
     Raises:
         ConfigError: The program cannot be started.
     """
@@ -59,19 +62,14 @@ class WorkerProcess:
                     f"cannot start {command[0]!r}: {error.strerror or error}; check the command"
                 ) from error
         self._last_resort = weakref.finalize(self, _end, self._process, os.getpid())
-        self._pidfd = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
-        if self._pidfd is not None:
-            weakref.finalize(self, os.close, self._pidfd)
+        self.end_descriptor = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
+        if self.end_descriptor is not None:
+            weakref.finalize(self, os.close, self.end_descriptor)
 
     @property
     def pid(self) -> int:
         """The process id, which is also the id of its group."""
         return self._process.pid
-
-    @property
-    def end_descriptor(self) -> int | None:
-        """A file descriptor that can be read once the process has ended; None where the system has none."""
-        return self._pidfd
 
     def poll(self) -> int | None:
         """The return code, negative for a signal; None while it runs.

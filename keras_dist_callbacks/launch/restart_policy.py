@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from keras_dist_callbacks.base.errors import RESTART_EXIT_CODE
 from keras_dist_callbacks.base.progress_file import NO_BACKUP, ProgressReport
 
-TERMINATED = 128 + signal.SIGTERM
-_PREEMPTED = (0, RESTART_EXIT_CODE, TERMINATED)
+_PREEMPTED = (0, RESTART_EXIT_CODE, 128 + signal.SIGTERM)
 _USED_UP = 1
 _LONGEST_DELAY = 60.0
 
@@ -55,16 +54,17 @@ class WorkerEnd:
         return "a hang" if self.hang else f"code {self.returncode}" if number is None else _signal_name(number)
 
     def __str__(self) -> str:
-        return f"worker {self.worker} {self.hang or self._cause}{_place(self.report)}"
-
-    @property
-    def _cause(self) -> str:
-        if self.returncode < 0:
-            return f"was terminated by {_signal_name(-self.returncode)}"
-        meaning = " (asks for a restart)" if self.returncode == RESTART_EXIT_CODE else ""
-        if self.signal is not None:
-            meaning = f" ({_signal_name(self.signal)})"
-        return f"exited with code {self.returncode}{meaning}"
+        if self.hang:
+            cause = self.hang
+        elif self.returncode < 0:
+            cause = f"was terminated by {_signal_name(-self.returncode)}"
+        else:
+            meaning = "" if self.signal is None else f" ({_signal_name(self.signal)})"
+            if self.returncode == RESTART_EXIT_CODE:
+                meaning = " (asks for a restart)"
+            cause = f"exited with code {self.returncode}{meaning}"
+        place = "" if self.report.step is None else f", after step {self.report.step}"
+        return f"worker {self.worker} {cause}{place}"
 
 
 @dataclass(frozen=True)
@@ -165,9 +165,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _place(report: ProgressReport) -> str:
-    if report.step is None:
-        return ""
-    return f", after step {report.step}"

@@ -14,15 +14,12 @@ from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.launch import guard, spare
 from keras_dist_callbacks.launch.processes import WorkerProcess
 
-_OF_AN_ATTEMPT = "TF_CONFIG"
-"""What a spare is not to see before its attempt: the ports are chosen then."""
-
 
 class _Spare:
     """A process that becomes a worker once it is told so."""
 
     def __init__(self, words: Sequence[str], env: Mapping[str, str], *, has_pipe: bool) -> None:
-        self.env = {name: value for name, value in env.items() if name != _OF_AN_ATTEMPT}
+        self.env = {name: value for name, value in env.items() if name != "TF_CONFIG"}  # its ports are chosen later
         theirs, self._order = os.pipe()
         try:
             end_with_this = functools.partial(guard.end_with, os.getpid())

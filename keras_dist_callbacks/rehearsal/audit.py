@@ -55,8 +55,9 @@ def watch_files(plan: Plan) -> None:
     if seen.is_watching:
         return
     seen.is_watching = True
-    ignored = (*(f"{place}/" for place in writable(plan)), *_temporary_names())
     tempdir = f"{os.path.realpath(tempfile.gettempdir())}/"
+    own_temporaries = (f"{tempdir}tmp", f"{tempdir}kdc-")  # `tempfile` and this package made them before the hook
+    ignored = (*(f"{place}/" for place in writable(plan)), *own_temporaries)
     records.note(plan, "watching")  # opens the file of the records
     is_finalizing = sys.is_finalizing
 
@@ -96,11 +97,6 @@ def writable(plan: Plan) -> list[str]:
     caches += [os.environ[name] for name in _DATA_VARIABLES if os.environ.get(name)]
     python = [place for place in {sys.prefix, sys.base_prefix} if place != "/usr"]
     return list(map(os.path.realpath, (*own, *python, "/usr/lib", *caches, *_NOT_FILES)))
-
-
-def _temporary_names() -> tuple[str, ...]:
-    """How files begin that this package and `tempfile` made before the hook was there."""
-    return tuple(os.path.join(os.path.realpath(tempfile.gettempdir()), name) for name in ("tmp", "kdc-"))  # noqa: PTH118
 
 
 def _changed_paths(event: str, arguments: tuple[Any, ...]) -> Iterator[str]:

@@ -18,7 +18,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -125,11 +125,9 @@ def _read(named: str) -> Plan:
     finally:
         os.close(descriptor)
     try:
-        plan: Any = validation.convert(json.loads(content), Plan)
+        plan: Plan = validation.convert(json.loads(content), Plan)
     except (ValueError, RecursionError) as error:
         raise _not_in_force("it is not complete, or not one of this version") from error
-    if not isinstance(plan, Plan):
-        raise _not_in_force("it is not a plan")
     return plan
 
 

@@ -45,21 +45,12 @@ def place_of(
         return given, options
     watch_files(plan)
     records.note(plan, "place")
-    if is_below(given, plan.scratch):
+    place, scratch = _absolute(given), _absolute(plan.scratch)
+    if place == scratch or place.startswith(f"{scratch}/"):
         return given, options
-    return f"{plan.scratch.rstrip('/')}/{_name(given)}", _options(plan, given, options)
-
-
-def is_below(path: str, directory: str) -> bool:
-    """Whether a path or URL is a directory, or in it."""
-    place, above = _absolute(path), _absolute(directory)
-    return place == above or place.startswith(f"{above}/")
-
-
-def _name(url: str) -> str:
-    place = _absolute(url)
-    readable = _UNUSUAL.sub("-", place.rpartition("/")[2])[:_LONGEST_NAME].strip("-")
-    return f"{readable or 'root'}-{xxhash.xxh3_64_hexdigest(place.encode('utf-8', 'surrogateescape'))}"
+    readable = _UNUSUAL.sub("-", place.rpartition("/")[2])[:_LONGEST_NAME].strip("-") or "root"
+    digest = xxhash.xxh3_64_hexdigest(place.encode("utf-8", "surrogateescape"))
+    return f"{plan.scratch.rstrip('/')}/{readable}-{digest}", _options(plan, given, options)
 
 
 def _absolute(url: str) -> str:

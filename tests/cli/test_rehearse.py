@@ -127,7 +127,7 @@ def _steps() -> list[dict[str, Any]]:
 def judge(runs: Runs, kills: int = 2) -> Rehearsal:
     runs.directory.mkdir(exist_ok=True)
     (runs.directory / "output.log").write_text("the last line\n")
-    return Rehearsing(runs, kills, Storage.open, lambda text: None)()  # type: ignore[arg-type]
+    return Rehearsing(runs, kills, Storage.open)()  # type: ignore[arg-type]
 
 
 def test_equal_runs_are_code_0(tmp_path: Path) -> None:

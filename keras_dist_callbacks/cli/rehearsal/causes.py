@@ -66,11 +66,8 @@ def of_irreproducible(manifest: Manifest, difference: Difference | None) -> list
     found = list(Verdict(tuple(held)).conditions)
     if (state.get("environment/now") or {}).get("deterministic") == "False":
         found.append(_DETERMINISM)
-    return [*found, _SHORTENED] if not found or _is_of_input(difference) else found
-
-
-def _is_of_input(difference: Difference | None) -> bool:
-    return difference is not None and any(variable.kind == "input" for variable in difference.variables)
+    is_of_input = difference is not None and any(variable.kind == "input" for variable in difference.variables)
+    return [*found, _SHORTENED] if not found or is_of_input else found
 
 
 def of_inexact(resumes: Sequence[Restart], difference: Difference | None) -> list[str]:

@@ -44,33 +44,35 @@ _IN_PLACE = (
 
 @dataclass(frozen=True)
 class RehearsalOptions:
-    """The numbers of the options."""
+    """What the command was asked for.
 
+    Attributes:
+        words: What `start.main` gets.
+        steps: Batches per epoch and per validation, at most.
+        epochs: Epochs per fit, at most.
+        kills: How often the run is killed.
+        workers: Processes of a local cluster.
+        timeout: Seconds per process.
+        scratch: The directory or URL to write to; None: a temporary one.
+        storage_options: JSON for its file system.
+        in_place: Work in the working directory, and not in copies of it.
+        as_json: Print JSON.
+    """
+
+    words: Sequence[str]
     steps: int
     epochs: int
     kills: int
     workers: int
     timeout: float
+    scratch: str | None
+    storage_options: str | None
+    in_place: bool
+    as_json: bool
 
 
-def run(
-    words: Sequence[str],
-    limits: RehearsalOptions,
-    scratch: str | None,
-    options: str | None,
-    *,
-    in_place: bool,
-    as_json: bool,
-) -> None:
+def run(options: RehearsalOptions) -> None:
     """Rehearses a script, prints what was found, and ends with its exit code.
-
-    Args:
-        words: What `start.main` gets.
-        limits: Of the runs.
-        scratch: The directory or URL to write to; None: a temporary one.
-        options: JSON for its file system.
-        in_place: Work in the working directory, and not in copies of it.
-        as_json: Print JSON.
 
     Raises:
         typer.Exit: With the exit code.
@@ -80,7 +82,7 @@ def run(
     def work() -> int:
         _end_on_signals()
         try:
-            _rehearse(words, limits, scratch, options, own, in_place=in_place, as_json=as_json)
+            _rehearse(options, own)
         except typer.Exit as ended:
             return ended.exit_code
         except SystemExit as ended:
@@ -95,37 +97,28 @@ def run(
         raise typer.Exit(code)
 
 
-def _rehearse(
-    words: Sequence[str],
-    limits: RehearsalOptions,
-    scratch: str | None,
-    options: str | None,
-    own: Path,
-    *,
-    in_place: bool,
-    as_json: bool,
-) -> None:
-    place = _scratch_place(scratch) if scratch else str(own / "scratch")
-    with opened(place, options if "://" in place else None, as_json) as target:
+def _rehearse(options: RehearsalOptions, own: Path) -> None:
+    place = _scratch_place(options.scratch) if options.scratch else str(own / "scratch")
+    with opened(place, options.storage_options if "://" in place else None, options.as_json) as target:
         reject_credentials(place)
         env = {OPTIONS_VARIABLE: json.dumps(target.options)} if target.options else {}
-        source = None if in_place else Path.cwd()
-        command = (*start.COMMAND, *(words if source is None else _in_copy(words, source)))
+        source = None if options.in_place else Path.cwd()
+        command = (*start.COMMAND, *(options.words if source is None else _in_copy(options.words, source)))
         settings = Settings(
-            command, limits.steps, limits.epochs, limits.workers, limits.timeout, place, own, source, env
+            command, options.steps, options.epochs, options.workers, options.timeout, place, own, source, env
         )
-        _require_usable(words, target.storage)
-        if in_place:
+        _require_usable(options.words, target.storage)
+        if options.in_place:
             write_line(f"kdc: {_IN_PLACE}", to_stderr=True)
 
         def open_place(url: str) -> Storage:
             return Storage.open(url, target.options, retry=target.storage.retry)
 
-        found = Rehearsing(Runner(settings), limits.kills, open_place, _say_progress)()
+        found = Rehearsing(Runner(settings), options.kills, open_place)()
         kept = [str(temporary.keep(own))] if found.exit_code != EQUAL else []
-        if found.output and not in_place:
+        if found.output and not options.in_place:
             found = dataclasses.replace(found, advice=(*found.advice, _MAY_WRITE))
-        found = dataclasses.replace(found, kept=(*kept, *([place] if scratch else [])))
+        found = dataclasses.replace(found, kept=(*kept, *([place] if options.scratch else [])))
         target.report(found, show_rehearsal)
         if found.exit_code != EQUAL:
             raise typer.Exit(found.exit_code)
@@ -172,7 +165,3 @@ def _require_usable(words: Sequence[str], storage: Storage) -> None:
     if words[0] == "--" and shutil.which(words[1]) is None:
         raise ConfigError(f"{words[1]!r}: no such program")
     storage.probe()
-
-
-def _say_progress(text: str) -> None:
-    write_line(f"kdc: {text} ...", to_stderr=True)

@@ -5,7 +5,7 @@ Values are read only of tensors that differ, to say how far apart they are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_dist_callbacks.backups.findings import FINDINGS
 from keras_dist_callbacks.backups.reading import read_tensors
-from keras_dist_callbacks.backups.snapshot import JSON, VARIABLES, Manifest, Position, TensorInfo
+from keras_dist_callbacks.backups.snapshot import JSON, VARIABLES, Manifest, Position, TensorInfo, WorkerRecord
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.base.validation import format_value
 
@@ -43,7 +43,8 @@ class RunBackups:
     @property
     def positions(self) -> list[Position]:
         """Each position once, as training comes to them."""
-        return sorted({manifest.position for manifest in self.manifests}, key=_order)
+        found = {manifest.position for manifest in self.manifests}
+        return sorted(found, key=lambda position: (position.step, position.kind == "end"))
 
     def at(self, position: Position) -> list[Manifest]:
         """What was saved at a position, the newest last."""
@@ -204,10 +205,6 @@ def missing_positions(one: RunBackups, other: RunBackups) -> list[str]:
     ]
 
 
-def _order(position: Position) -> tuple[int, bool]:
-    return position.step, position.kind == "end"
-
-
 # --- tensors
 
 
@@ -223,26 +220,22 @@ class _Tensors:
     in_other: Manifest
 
 
-def _workers(manifest: Manifest) -> Iterator[tuple[Mapping[str, TensorInfo], Mapping[str, JSON]]]:
+def _workers(manifest: Manifest) -> list[WorkerRecord]:
     """What each worker has."""
-    for record in map(manifest.complete_record, range(len(manifest.workers))):
-        yield record.tensors, record.state
+    return [manifest.complete_record(worker) for worker in range(len(manifest.workers))]
 
 
 def _tensors(one: Manifest, other: Manifest) -> list[_Tensors]:
     found: list[_Tensors] = []
     known: set[tuple[Any, ...]] = set()
-    for worker, ((first, _), (second, _)) in enumerate(zip(_workers(one), _workers(other), strict=True)):
-        for name in dict.fromkeys([*first, *second]):
-            pair = _content(first.get(name)), _content(second.get(name))
-            if pair[0] != pair[1] and (name, *pair) not in known:
-                known.add((name, *pair))
-                found.append(_Tensors(name, worker, first.get(name), one, second.get(name), other))
+    for worker, (first, second) in enumerate(zip(_workers(one), _workers(other), strict=True)):
+        for name in dict.fromkeys([*first.tensors, *second.tensors]):
+            infos = first.tensors.get(name), second.tensors.get(name)
+            contents = [None if info is None else (info.dtype, info.shape, info.hash) for info in infos]
+            if contents[0] != contents[1] and (name, *contents) not in known:
+                known.add((name, *contents))
+                found.append(_Tensors(name, worker, infos[0], one, infos[1], other))
     return found
-
-
-def _content(info: TensorInfo | None) -> tuple[Any, ...] | None:
-    return None if info is None else (info.dtype, info.shape, info.hash)
 
 
 def _variable(one: BackupStore, other: BackupStore, found: _Tensors) -> Variable:
@@ -291,13 +284,13 @@ def _kind_of_tensor(name: str) -> tuple[str, str]:
 
 def _states(one: Manifest, other: Manifest) -> list[State]:
     found: list[State] = []
-    for (_, first), (_, second) in zip(_workers(one), _workers(other), strict=True):
-        for topic in sorted({*first, *second}):
-            if topic == _TRACED and not (topic in first and topic in second):
+    for first, second in zip(_workers(one), _workers(other), strict=True):
+        for topic in sorted({*first.state, *second.state}):
+            if topic == _TRACED and not (topic in first.state and topic in second.state):
                 continue  # a process that had no step left to train has traced none
             if topic.endswith(f"/{FINDINGS}"):
                 continue  # what was found is no state; of earlier resumes, an uninterrupted run has none
-            pair = [_comparable(topic, state.get(topic), is_end=one.done) for state in (first, second)]
+            pair = [_comparable(topic, record.state.get(topic), is_end=one.done) for record in (first, second)]
             found += [State(topic, *gap) for gap in _gaps(*pair)]
     return list(dict.fromkeys(found))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -58,7 +57,7 @@ def measure(uninterrupted: Sequence[RehearsedRun], killed: RehearsedRun, backups
     step, delay = statistics.median(quiet), statistics.fmean(delays)
     written = _written(logs[0], backups.manifests)
     save_freq = max(1, math.ceil(delay / MAX_OVERHEAD / step), math.ceil(written / step))
-    restart = _restart([attempt for attempt in killed.attempts[1:] if attempt.events("restored")], step)
+    restart = _restart(killed, step)
     return Costs(
         state_bytes=sum(tensor_bytes(i) for record in backups.manifests[-1].workers for i in record.tensors.values()),
         step_seconds=step,
@@ -107,20 +106,15 @@ def _written(attempt: RecordedAttempt, manifests: Sequence[Manifest]) -> float:
     return max(0.0, statistics.fmean(found)) if found else 0.0
 
 
-def _restart(attempts: Sequence[RecordedAttempt], step: float) -> dict[str, float]:
-    parts = [_parts(attempt, step) for attempt in attempts]
-    complete = [part for part in parts if part is not None]
-    if not complete:
-        return {}
-    return {name: statistics.fmean(part[name] for part in complete) for name in complete[0]}
-
-
-def _parts(attempt: RecordedAttempt, step: float) -> dict[str, float] | None:
-    first = {record["event"]: record for record in reversed(attempt.chief)}
-    if not {"place", "open", "epoch", "step"} <= first.keys():
-        return None  # it had no step left to train
-    moments = [attempt.began, *(first[event]["time"] for event in ("place", "open", "epoch"))]
-    spans = [max(0.0, after - before) for before, after in itertools.pairwise(moments)]
-    return dict(
-        zip(("import", "start", "restore", "trace"), [*spans, max(0.0, first["step"]["seconds"] - step)], strict=True)
-    )
+def _restart(killed: RehearsedRun, step: float) -> dict[str, float]:
+    found: dict[str, list[float]] = {"import": [], "start": [], "restore": [], "trace": []}
+    for attempt in killed.attempts[1:]:
+        first = {record["event"]: record for record in reversed(attempt.chief)}
+        if not {"place", "open", "restored", "epoch", "step"} <= first.keys():
+            continue  # it found no backup, or had no step left to train
+        before = attempt.began
+        for part, event in (("import", "place"), ("start", "open"), ("restore", "epoch")):
+            found[part].append(max(0.0, first[event]["time"] - before))
+            before = first[event]["time"]
+        found["trace"].append(max(0.0, first["step"]["seconds"] - step))
+    return {part: statistics.fmean(seconds) for part, seconds in found.items() if seconds}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from keras_dist_callbacks.backups import findings
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.base.terminal import write_line
 from keras_dist_callbacks.cli.rehearsal import causes, comparison, costs
 from keras_dist_callbacks.cli.rehearsal.causes import Restart
 from keras_dist_callbacks.cli.rehearsal.comparison import Difference, RunBackups
@@ -101,14 +102,10 @@ class Rehearsing:
         runner: Starts the runs.
         kills: How many.
         open_storage: Opens a directory of the scratch directory.
-        progress: Called with a line for each run before it starts.
     """
 
-    def __init__(
-        self, runner: Runner, kills: int, open_storage: Callable[[str], Storage], progress: Callable[[str], None]
-    ) -> None:
-        self._runner, self._kills = runner, kills
-        self._open, self._progress = open_storage, progress
+    def __init__(self, runner: Runner, kills: int, open_storage: Callable[[str], Storage]) -> None:
+        self._runner, self._kills, self._open = runner, kills, open_storage
         self._runs: list[RehearsedRun] = []
 
     def __call__(self) -> Rehearsal:
@@ -129,21 +126,29 @@ class Rehearsing:
             reason = _failure(run.attempts[0])
             if reason is not None:
                 return Rehearsal(CANNOT, reason, output=tuple(run.attempts[0].tail()))
-        kills = _chosen(self._kills, self._runs[0])
-        killed = self._run("killed", kills)
-        return self._judge(killed)
+        validates = self._runs[0].attempts[0].events("fit")[0]["validates"]
+        kills = [kill for kill in _KILLS if validates or kill != "validation"][: self._kills]
+        return self._judge(self._run("killed", kills))
 
     def _run(self, name: str, kills: Sequence[Kill] = ()) -> RehearsedRun:
-        self._progress(name + (f", {len(kills)} times" if kills else ""))
+        times = f", {len(kills)} times" if kills else ""
+        write_line(f"kdc: {name}{times} ...", to_stderr=True)
         self._runs.append(self._runner.run(name, kills))
         return self._runs[-1]
 
     def _judge(self, killed: RehearsedRun) -> Rehearsal:
         first, second = self._runs[:2]
-        known = Rehearsal(EQUAL, "", fits=tuple(_fits(first.attempts[0])), resumes=tuple(_resumes(killed)))
-        if killed.failed is not None:
-            code, summary = _failed(killed.failed, known.resumes)
-            return replace(known, exit_code=code, summary=summary, output=tuple(killed.failed.tail()))
+        fits = tuple(
+            Fit(r["epochs"][1] - r["epochs"][0], r["asked"], r["batches"], r["save_freq"], r["continues"])
+            for r in first.attempts[0].events("fit")
+        )
+        known = Rehearsal(EQUAL, "", fits=fits, resumes=tuple(_resumes(killed)))
+        if (failed := killed.failed) is not None:
+            how = _how_it_ended(failed)
+            code, summary = CANNOT, f"the script fails by itself in its third run: {how}"
+            if known.resumes:
+                code, summary = DIFFERENT, f"the restart after the kill {known.resumes[-1].killed} failed: {how}"
+            return replace(known, exit_code=code, summary=summary, output=tuple(failed.tail()))
         if not known.resumes:
             return replace(known, exit_code=CANNOT, summary=_NO_KILL)
         ones, twos, ends = (self._backups(run) for run in (first, second, killed))
@@ -173,29 +178,11 @@ def _failure(attempt: RecordedAttempt) -> str | None:
     return None if attempt.events("end") else NO_FIT
 
 
-def _failed(attempt: RecordedAttempt, resumes: Sequence[Restart]) -> tuple[int, str]:
-    if not resumes:
-        return CANNOT, f"the script fails by itself in its third run: {_how_it_ended(attempt)}"
-    return DIFFERENT, f"the restart after the kill {resumes[-1].killed} failed: {_how_it_ended(attempt)}"
-
-
 def _how_it_ended(attempt: RecordedAttempt) -> str:
     if attempt.timed_out:
         return f"it still ran after {attempt.seconds:.0f} s and was ended (--timeout)"
     codes = ", ".join(f"signal {-code}" if code < 0 else f"exit code {code}" for code in attempt.codes)
     return f"it ended with {codes}"
-
-
-def _chosen(count: int, run: RehearsedRun) -> list[Kill]:
-    validates = run.attempts[0].events("fit")[0]["validates"]
-    return [kill for kill in _KILLS if validates or kill != "validation"][:count]
-
-
-def _fits(attempt: RecordedAttempt) -> list[Fit]:
-    return [
-        Fit(r["epochs"][1] - r["epochs"][0], r["asked"], r["batches"], r["save_freq"], r["continues"])
-        for r in attempt.events("fit")
-    ]
 
 
 def _resumes(killed: RehearsedRun) -> list[Restart]:

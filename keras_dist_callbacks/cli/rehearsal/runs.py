@@ -21,7 +21,6 @@ from keras_dist_callbacks.testing.local_cluster import LocalCluster
 _POLL_SECONDS = 0.02
 _GRACE_SECONDS = 10.0
 _TAIL_LINES = 15
-_SHORTEST_TAIL = 3
 
 
 @dataclass(frozen=True)
@@ -137,6 +136,7 @@ class Runner:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._numbers, self._began = itertools.count(1), time.time()
+        self._copy = settings.own / "work"  # the same path in each run, so that nothing differs because of it
 
     def run(self, name: str, kills: Sequence[Kill] = ()) -> RehearsedRun:
         """One run, restarted after each kill, to its end or until an attempt fails.
@@ -145,33 +145,25 @@ class Runner:
             name: A word, which no other run has.
             kills: Where to kill its processes, one after the other.
         """
+        settings = self._settings
         attempts: list[RecordedAttempt] = []
-        with self._workplace() as place, contextlib.chdir(place):
+        with contextlib.ExitStack() as stack:
+            if settings.source is not None:
+                copy = copied(settings.source, self._copy, [settings.scratch, str(settings.own.parent)])
+                stack.enter_context(contextlib.chdir(stack.enter_context(copy)))
             for kill in [*kills, None]:
                 attempts.append(self._attempt(name, kill))
                 if not attempts[-1].was_killed or attempts[-1].has_failed:
                     break
         return RehearsedRun(name, tuple(attempts))
 
-    @property
-    def _copy(self) -> Path | None:
-        """Where the copy is: the same path in each run, so that nothing differs because of it."""
-        return None if self._settings.source is None else self._settings.own / "work"
-
-    def _workplace(self) -> contextlib.AbstractContextManager[Path]:
-        settings = self._settings
-        if settings.source is None or self._copy is None:
-            return contextlib.nullcontext(Path.cwd())
-        return copied(settings.source, self._copy, [settings.scratch, str(settings.own.parent)])
-
     def _attempt(self, name: str, kill: Kill | None) -> RecordedAttempt:
         settings, number = self._settings, next(self._numbers)
         directory = settings.own / f"{name}-{number}"
         directory.mkdir()
         scratch = f"{settings.scratch.rstrip('/')}/{name}"
-        plan = Plan(
-            scratch, str(directory), str(self._copy or ""), settings.steps, settings.epochs, 1, self._began, kill
-        )
+        copy = "" if settings.source is None else str(self._copy)
+        plan = Plan(scratch, str(directory), copy, settings.steps, settings.epochs, 1, self._began, kill)
         path = settings.own / f"plan-{number}.json"
         env = {**settings.env, VARIABLE: str(path), "PWD": str(Path.cwd())}
         began, moment = time.time(), time.monotonic()
