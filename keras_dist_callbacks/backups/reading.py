@@ -84,8 +84,7 @@ def read_tensors(
         BackupError: The tensors do not fit into memory.
     """
     needed = [blobs[path] for path in sorted({info.blob for info in tensors.values()})]
-    check_sizes(storage, needed)
-    _check_headers(storage, needed)
+    _check_blobs(storage, needed)
     found: dict[str, np.ndarray[Any, Any]] = {}
     # Equal tensors lie in the same place, such as what a variable holds on each replica: read once, they share memory.
     places = {name: (info.blob, info.start, info.dtype, info.shape) for name, info in tensors.items()}
@@ -108,8 +107,7 @@ def verify_tensors(storage: Storage, tensors: Iterable[TensorInfo], blobs: Itera
     """
     needed = list(blobs)
     unique = {f"{info.blob} {info.start} {info.hash}": info for info in tensors}
-    check_sizes(storage, needed)
-    _check_headers(storage, needed)
+    _check_blobs(storage, needed)
 
     def verify(run: _Range) -> None:
         read_verified(storage, run.blob, lambda: _verify_run(storage, run))
@@ -190,7 +188,10 @@ def _verify_run(storage: Storage, run: _Range) -> None:
         raise _differs(storage, info)
 
 
-def _check_headers(storage: Storage, blobs: Sequence[BlobInfo]) -> None:
+def _check_blobs(storage: Storage, blobs: Sequence[BlobInfo]) -> None:
+    """Makes sure that each is there, as long as it should be, and has its header."""
+    check_sizes(storage, blobs)
+
     def check(blob: BlobInfo) -> None:
         buffer = _aligned(blob.header_size)
         _fill(storage, blob.path, 0, buffer.data)

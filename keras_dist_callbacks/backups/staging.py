@@ -58,13 +58,8 @@ class Staging:
 
     def stage(self, blob: Blob) -> BlobInfo:
         """Writes a blob, unless the same content was written before."""
-        if not blob.is_hashed or blob.info.path not in self._written:
-            self._write(blob)
-        info = blob.info
-        self._written[info.path] = info
-        return info
-
-    def _write(self, blob: Blob) -> None:
+        if blob.is_hashed and blob.info.path in self._written:
+            return blob.info
         try:
             if blob.is_hashed:
                 self.storage.create(blob.info.path, tuple(blob))
@@ -74,6 +69,8 @@ class Staging:
             if blob.info.path not in self._written and not self._holds(blob):
                 self.storage.delete(blob.info.path)
                 self.storage.create(blob.info.path, tuple(blob))
+        self._written[blob.info.path] = blob.info
+        return blob.info
 
     def _holds(self, blob: Blob) -> bool:
         path = blob.info.path

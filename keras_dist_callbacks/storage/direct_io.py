@@ -118,7 +118,14 @@ class _Stream:
 
     def write(self, parts: Iterable[Buffer]) -> None:
         for part in parts:
-            self._take(memoryview(part).cast("B"))
+            view, at = memoryview(part).cast("B"), 0
+            while at < len(view):
+                count = min(len(view) - at, self._room - self._filled, _PIECE)
+                self._copy(view[at : at + count])
+                at += count
+                if self._filled == self._room:
+                    self._put(self._room, self._room)
+                    self._filled = 0
         size = self._written + self._filled
         if self._filled:
             end = -(-self._filled // _ALIGNMENT) * _ALIGNMENT
@@ -126,16 +133,6 @@ class _Stream:
             self._put(end, self._filled)
         if size != self._written:
             os.ftruncate(self._file, size)  # the last block was filled up
-
-    def _take(self, part: memoryview) -> None:
-        at = 0
-        while at < len(part):
-            count = min(len(part) - at, self._room - self._filled, _PIECE)
-            self._copy(part[at : at + count])
-            at += count
-            if self._filled == self._room:
-                self._put(self._room, self._room)
-                self._filled = 0
 
     def _copy(self, piece: memoryview) -> None:
         end = self._filled + len(piece)
@@ -166,19 +163,15 @@ def _buffer() -> Iterator[memoryview]:
     with buffers.lock:
         buffer = buffers.free.pop() if buffers.free else None
     if buffer is None:
-        buffer = _new_buffer()
+        # Of two huge pages where there are such: the kernel looks up each page of a write (4 MiB: a third less time).
+        memory = mmap.mmap(-1, _BUFFER_BYTES + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(AttributeError, OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        begin = -np.frombuffer(memory, np.uint8).ctypes.data % _HUGE_PAGE
+        buffer = memoryview(memory)[begin : begin + _BUFFER_BYTES]
     try:
         yield buffer
     finally:
         with buffers.lock:
             if not buffers.free:
                 buffers.free.append(buffer)
-
-
-def _new_buffer() -> memoryview:
-    """Of two huge pages where there are such: the kernel looks up each page of a write (4 MiB: a third less time)."""
-    memory = mmap.mmap(-1, _BUFFER_BYTES + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(AttributeError, OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    begin = -np.frombuffer(memory, np.uint8).ctypes.data % _HUGE_PAGE
-    return memoryview(memory)[begin : begin + _BUFFER_BYTES]
