@@ -79,32 +79,22 @@ class DirectWrites:
         """
         if self.works is False or _FLAG is None:
             return None
+        file = None
         try:
             file = open_file(root, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAG)
-        except OSError as error:
-            if error.errno not in _REFUSALS:
-                raise
-            self._refused(path)
-            return None
-        try:
             with _buffer() as buffer:
                 _Stream(file, buffer, traffic).write(parts)
-        except OSError as error:
-            os.close(file)
-            if error.errno not in _REFUSALS:
+        except BaseException as error:
+            if file is not None:
+                os.close(file)
+            if not isinstance(error, OSError) or error.errno not in _REFUSALS:
                 raise
-            self._refused(path)
+            self.works = False
+            with suppress(FileNotFoundError):
+                Path(path).unlink()
             return None
-        except BaseException:
-            os.close(file)
-            raise
         self.works = True
         return file
-
-    def _refused(self, path: str) -> None:
-        self.works = False
-        with suppress(FileNotFoundError):
-            Path(path).unlink()
 
 
 class _Stream:

@@ -392,7 +392,7 @@ class Storage:
             raise
         except Exception as error:
             seconds = None if self.is_local else time.monotonic() - began
-            failure = translate_error(error, verb, self.display(name), self._redactor, seconds, (self.root, needed))
+            failure = translate_error(error, verb, self.display(name), self._redactor, seconds, self.root, needed)
             if failure is error:
                 raise
         raise failure
