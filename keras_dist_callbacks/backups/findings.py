@@ -5,7 +5,7 @@ A finding is saved as it is, in the backup of the run that made it. Nothing look
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -508,25 +508,21 @@ def from_json(saved: Iterable[Sequence[Any]]) -> list[Finding]:
     return [Finding(code, subject, tuple(detail), carried) for code, subject, detail, carried in saved]
 
 
-def made(found: Iterable[Sequence[str]], subject: str = "") -> list[Finding]:
+def made(found: Iterable[Sequence[str]]) -> list[Finding]:
     """Returns findings of tuples that begin with the code and go on with the detail."""
-    return [Finding(code, subject, tuple(detail)) for code, *detail in found]
+    return [Finding(code, detail=tuple(detail)) for code, *detail in found]
 
 
 def sentences(findings: Iterable[Finding]) -> list[str]:
     """Returns what findings say, those of one code and subject together; of each code at most four sentences."""
-    texts: dict[str, list[str]] = {}
-    for together in _grouped(findings):
-        texts.setdefault(together[0].code, []).append(_sentence(together))
-    return [escape_controls(text) for of_code in texts.values() for text in first_few(list(dict.fromkeys(of_code)))]
-
-
-def _grouped(findings: Iterable[Finding]) -> Iterator[list[Finding]]:
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for finding in dict.fromkeys(findings):
         key = (finding.code, finding.subject, finding.carried_from, () if finding.row.item else finding.detail)
         groups.setdefault(key, []).append(finding)
-    return iter(groups.values())
+    texts: dict[str, list[str]] = {}
+    for together in groups.values():
+        texts.setdefault(together[0].code, []).append(_sentence(together))
+    return [escape_controls(text) for of_code in texts.values() for text in first_few(list(dict.fromkeys(of_code)))]
 
 
 def _sentence(together: list[Finding]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,28 +33,17 @@ def not_finite(arrays: Mapping[str, np.ndarray[Any, Any]], *, whole: bool = Fals
         arrays: By name.
         whole: Look at all values, and not at 4 KiB of each.
     """
-    return [
-        name
-        for name, array in arrays.items()
-        if _has_fractions(array) and not np.isfinite(array if whole else _sample(array)).all()
-    ]
-
-
-def _has_fractions(array: np.ndarray[Any, Any]) -> bool:
-    return array.dtype.kind in "fc" or array.dtype.name.startswith(("bfloat16", "float8"))
-
-
-def _sample(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    flat, count = array.reshape(-1), _SAMPLE_BYTES // array.itemsize
-    return flat[:: max(1, flat.size // count)]
+    found = []
+    for name, array in arrays.items():
+        if array.dtype.kind in "fc" or array.dtype.name.startswith(("bfloat16", "float8")):
+            every = 1 if whole else max(1, array.size // (_SAMPLE_BYTES // array.itemsize))
+            if not np.isfinite(array.reshape(-1)[::every]).all():
+                found.append(name)
+    return found
 
 
 def in_words(names: Collection[str]) -> str:
     """Returns the variables among names of tensors, the first of them."""
-    paths = list(dict.fromkeys(_paths(names)))
+    paths = list(dict.fromkeys(name.removeprefix(f"{VARIABLES}/").partition("@")[0] for name in names))
     more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
     return f"{', '.join(paths[:_SHOWN])}{more}"
-
-
-def _paths(names: Collection[str]) -> Iterator[str]:
-    return (name.removeprefix(f"{VARIABLES}/").partition("@")[0] for name in names)

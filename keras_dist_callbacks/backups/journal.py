@@ -85,10 +85,7 @@ class Journal(msgspec.Struct, frozen=True, omit_defaults=True):
     def with_attempt(self, attempt: AttemptRecord) -> Journal:
         """Returns it with a newer record of the newest attempt, or with a new one."""
         others = tuple(one for one in self.attempts if one.generation != attempt.generation)
-        return msgspec.structs.replace(self, attempts=(*others, attempt))._bounded()
-
-    def _bounded(self) -> Journal:
-        found = self
+        found = msgspec.structs.replace(self, attempts=(*others, attempt))
         while len(found.attempts) > KEPT:
             first, second, *_ = found.attempts
             past = seconds_of([first, second], whole_last=False)
@@ -96,7 +93,7 @@ class Journal(msgspec.Struct, frozen=True, omit_defaults=True):
                 found.attempts[1:],
                 found.older + 1,
                 found.began if found.began is not None else first.began,
-                {name: found.seconds.get(name, 0.0) + past.get(name, 0.0) for name in {*found.seconds, *past}},
+                _sums(found.seconds, past),
                 found.repeated + repeated_steps([first, second]),
             )
         return found
@@ -113,13 +110,16 @@ class Journal(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def totals(self) -> dict[str, float]:
         """Returns seconds by category, from the begin of the first process to what is known of the last."""
-        own = seconds_of(self.attempts)
-        return {name: self.seconds.get(name, 0.0) + own.get(name, 0.0) for name in {*self.seconds, *own}}
+        return _sums(self.seconds, seconds_of(self.attempts))
 
     @property
     def steps_repeated(self) -> int:
         """Steps that were trained in vain, as far as that is known."""
         return self.repeated + repeated_steps(self.attempts)
+
+
+def _sums(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {*one, *other}}
 
 
 RECORD = Format("keras_dist_callbacks journal", 1, Journal)
@@ -178,7 +178,9 @@ def seconds_of(attempts: Sequence[AttemptRecord], *, whole_last: bool = True) ->
             add(_RECOVERY, gap - ran)
         if place == len(attempts) - 1 and not whole_last:
             break
-        useful = _useful(one, attempts[place + 1 :])
+        steps = one.step - one.first
+        kept = _kept(one, attempts[place + 1 :]) - one.first
+        useful = max(0, kept) / steps if steps > 0 else 1.0  # which part of its steps was not trained again later
         for category, seconds in one.seconds.items():
             if category == _TRAINING:
                 add(_WASTED, seconds * (1.0 - useful))
@@ -199,12 +201,6 @@ def repeated_steps(attempts: Sequence[AttemptRecord]) -> int:
 def _kept(one: AttemptRecord, later: Iterable[AttemptRecord]) -> int:
     """Up to which step what an attempt has trained was not trained again."""
     return min([one.step, *(other.first for other in later)])
-
-
-def _useful(one: AttemptRecord, later: Sequence[AttemptRecord]) -> float:
-    """Which part of the steps of an attempt was not trained again later."""
-    steps = one.step - one.first
-    return 1.0 if steps <= 0 else max(0, _kept(one, later) - one.first) / steps
 
 
 def summary(journal: Journal) -> str:

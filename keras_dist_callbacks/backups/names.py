@@ -19,21 +19,16 @@ HASH = r"[0-9a-f]{32}"
 
 _COMMIT = rf"({GENERATION})-({SEQUENCE})-({RANDOM})\.json"
 _BLOB = rf"{HASH}\.safetensors"
-_commit = re.compile(_COMMIT)
-_damaged = re.compile(rf"[0-9a-f]{{8}}-({_COMMIT})")
-_owner = re.compile(rf"({GENERATION}){re.escape(OWNER)}")
-_blob_path = re.compile(rf"{BLOBS}/({GENERATION})/{_BLOB}")
-_FINAL = {
-    COMMITS: _COMMIT,
-    ROLLED_BACK: _COMMIT,
-    OWNERS: rf"{GENERATION}({re.escape(OWNER)}|{re.escape(WITNESS)})",
-    DAMAGED: rf"[0-9a-f]{{8}}-{_COMMIT}",
-    BLOBS: _BLOB,
-    JOURNALS: rf"{GENERATION}\.json",
-    "": "probe|doctor",
+_FILE = {
+    COMMITS: re.compile(_COMMIT),
+    ROLLED_BACK: re.compile(_COMMIT),
+    OWNERS: re.compile(rf"({GENERATION})({re.escape(OWNER)}|{re.escape(WITNESS)})"),
+    DAMAGED: re.compile(rf"[0-9a-f]{{8}}-({_COMMIT})"),
+    BLOBS: re.compile(_BLOB),
+    JOURNALS: re.compile(rf"({GENERATION})\.json"),
+    "": re.compile("probe|doctor"),
 }
-_finals = {place: re.compile(final, re.DOTALL) for place, final in _FINAL.items()}
-_blob = re.compile(_BLOB)
+_BLOB_PATH = re.compile(rf"{BLOBS}/({GENERATION})/{_BLOB}")
 
 
 def owner_name(generation: int, suffix: str = OWNER) -> str:
@@ -43,8 +38,8 @@ def owner_name(generation: int, suffix: str = OWNER) -> str:
 
 def owner_generation(name: str) -> int | None:
     """Returns the generation in an owner record's file name, or None if it is not one."""
-    found = _owner.fullmatch(name)
-    return None if found is None else int(found.group(1))
+    found = _FILE[OWNERS].fullmatch(name)
+    return int(found[1]) if found is not None and found[2] == OWNER else None
 
 
 def journal_name(number: int) -> str:
@@ -54,7 +49,8 @@ def journal_name(number: int) -> str:
 
 def journal_number(name: str) -> int | None:
     """Returns the number in a journal's file name, or None if it is not one."""
-    return int(name.removesuffix(".json")) if _finals[JOURNALS].fullmatch(name) else None
+    found = _FILE[JOURNALS].fullmatch(name)
+    return None if found is None else int(found[1])
 
 
 def commit_name(generation: int, sequence: int, token: str) -> str:
@@ -64,14 +60,14 @@ def commit_name(generation: int, sequence: int, token: str) -> str:
 
 def commit_parts(name: str) -> tuple[int, int, str] | None:
     """Generation, sequence and token in a manifest's file name, or None if it is not one."""
-    found = _commit.fullmatch(name)
-    return None if found is None else (int(found.group(1)), int(found.group(2)), found.group(3))
+    found = _FILE[COMMITS].fullmatch(name)
+    return None if found is None else (int(found[1]), int(found[2]), found[3])
 
 
 def quarantined_name(name: str) -> str | None:
     """Returns the manifest's own file name in that of one which was quarantined, or None if it is not one."""
-    found = _damaged.fullmatch(name)
-    return None if found is None else found.group(1)
+    found = _FILE[DAMAGED].fullmatch(name)
+    return None if found is None else found[1]
 
 
 def blob_directory(generation: int) -> str:
@@ -81,16 +77,16 @@ def blob_directory(generation: int) -> str:
 
 def blob_generation(path: str) -> int | None:
     """Returns the generation in a blob's path, or None if it is not one."""
-    found = _blob_path.fullmatch(path)
-    return None if found is None else int(found.group(1))
+    found = _BLOB_PATH.fullmatch(path)
+    return None if found is None else int(found[1])
 
 
 def is_blob(name: str) -> bool:
     """Returns whether a file below a generation's directory is a blob, or an unfinished one."""
-    return bool(_blob.fullmatch(name)) or is_partial(name, BLOBS)
+    return bool(_FILE[BLOBS].fullmatch(name)) or is_partial(name, BLOBS)
 
 
 def is_partial(name: str, place: str) -> bool:
     """Returns whether a file is what an interrupted write of ours left in one of the directories; `""` is the root."""
     final = final_name(name)
-    return final is not None and bool(_finals[place].fullmatch(final))
+    return final is not None and bool(_FILE[place].fullmatch(final))

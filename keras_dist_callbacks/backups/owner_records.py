@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import platform
 import sys
@@ -60,7 +61,8 @@ class OwnerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     undoes: record_io.Count | None = None
 
     def __post_init__(self) -> None:
-        record_io.require_time(self.claimed)
+        if not math.isfinite(self.claimed):  # NaN is neither below a bound nor above one
+            raise ValueError(f"{self.claimed} is not a time")
 
     def takes_back(self, commit: CommitId, generation: int) -> bool:
         """Whether it is a rollback, and a commit came after what it went back to.
@@ -97,7 +99,7 @@ class OwnerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def runs_here(self) -> bool:
         """Whether the process is known to run on this machine."""
-        return not self.is_of_rollback and self._is_of_this_machine and not machine.has_ended(self.pid, self.began or 0)
+        return self._is_of_this_machine and not self.has_ended
 
     @property
     def _is_of_this_machine(self) -> bool:

@@ -196,18 +196,16 @@ class Blob:
     def __iter__(self) -> Iterator[memoryview | bytes]:
         yield self._head
         for name, array in self._tensors.items():
+            raw = raw_bytes(array)
             if name in self._known:
-                yield raw_bytes(array)
-            else:
-                yield from self._hashed(name, array)
-
-    def _hashed(self, name: str, array: np.ndarray[Any, Any]) -> Iterator[memoryview]:
-        raw, digest = raw_bytes(array), xxhash.xxh3_128()
-        for start in range(0, len(raw), _PIECE):
-            piece = raw[start : start + _PIECE]
-            digest.update(piece)
-            yield piece
-        self.found[name] = Fingerprint(digest.hexdigest(), dtype_name(array.dtype), tuple(array.shape))
+                yield raw
+                continue
+            digest = xxhash.xxh3_128()
+            for start in range(0, len(raw), _PIECE):
+                piece = raw[start : start + _PIECE]
+                digest.update(piece)
+                yield piece
+            self.found[name] = Fingerprint(digest.hexdigest(), dtype_name(array.dtype), tuple(array.shape))
 
     @property
     def is_hashed(self) -> bool:

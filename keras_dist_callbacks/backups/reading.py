@@ -30,14 +30,18 @@ _LOCAL_READERS = min(4, os.cpu_count() or 1)
 _REMOTE_READERS = 8
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Range:
     """A range of a blob that is read at once, and the tensors that lie in it."""
 
     blob: str
     start: int
-    size: int
-    tensors: tuple[tuple[str, TensorInfo], ...]
+    end: int
+    tensors: list[tuple[str, TensorInfo]]
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
 
 
 def stored_sizes(storage: Storage, blobs: Iterable[BlobInfo]) -> dict[str, int]:
@@ -84,13 +88,12 @@ def read_tensors(
         BackupError: The tensors do not fit into memory.
     """
     needed = [blobs[path] for path in sorted({info.blob for info in tensors.values()})]
-    check_sizes(storage, needed)
-    _check_headers(storage, needed)
+    _check_blobs(storage, needed)
     found: dict[str, np.ndarray[Any, Any]] = {}
     # Equal tensors lie in the same place, such as what a variable holds on each replica: read once, they share memory.
     places = {name: (info.blob, info.start, info.dtype, info.shape) for name, info in tensors.items()}
     first = {place: name for name, place in reversed(places.items())}
-    runs = list(_runs({name: tensors[name] for name in first.values()}, storage.is_local or allocate is not None))
+    runs = _runs({name: tensors[name] for name in first.values()}, storage.is_local or allocate is not None)
 
     def read(run: _Range) -> dict[str, np.ndarray[Any, Any]]:
         return read_verified(storage, run.blob, lambda: _read_run(storage, run, allocate))
@@ -108,13 +111,12 @@ def verify_tensors(storage: Storage, tensors: Iterable[TensorInfo], blobs: Itera
     """
     needed = list(blobs)
     unique = {f"{info.blob} {info.start} {info.hash}": info for info in tensors}
-    check_sizes(storage, needed)
-    _check_headers(storage, needed)
+    _check_blobs(storage, needed)
 
     def verify(run: _Range) -> None:
         read_verified(storage, run.blob, lambda: _verify_run(storage, run))
 
-    for _ in _in_parallel(storage, verify, list(_runs(unique, separate=False))):
+    for _ in _in_parallel(storage, verify, _runs(unique, separate=False)):
         pass
 
 
@@ -131,29 +133,26 @@ def _in_parallel(storage: Storage, work: Any, items: Sequence[Any]) -> Iterator[
             raise
 
 
-def _runs(tensors: Mapping[str, TensorInfo], separate: bool) -> Iterator[_Range]:
+def _runs(tensors: Mapping[str, TensorInfo], separate: bool) -> list[_Range]:
     """Joins neighbouring tensors into one request; with `separate`, large ones get memory of their own."""
     by_blob: dict[str, list[tuple[str, TensorInfo]]] = {}
     for name, info in tensors.items():
         by_blob.setdefault(info.blob, []).append((name, info))
+    found: list[_Range] = []
     for blob, members in by_blob.items():
-        group: list[tuple[str, TensorInfo]] = []
-        start = end = 0
+        last = None  # the range that the next tensor may join
         for name, info in sorted(members, key=lambda member: member[1].start):
-            size = tensor_bytes(info)
-            apart = separate and size >= _LARGE
-            if group and (apart or info.start > end or info.start + size - start > _REQUEST_BYTES):
-                yield _Range(blob, start, end - start, tuple(group))
-                group = []
-            if not group:
-                start = end = info.start
-            group.append((name, info))
-            end = max(end, info.start + size)
+            end = info.start + tensor_bytes(info)
+            apart = separate and end - info.start >= _LARGE
+            if last is None or apart or info.start > last.end or end - last.start > _REQUEST_BYTES:
+                last = _Range(blob, info.start, end, [(name, info)])
+                found.append(last)
+            else:
+                last.tensors.append((name, info))
+                last.end = max(last.end, end)
             if apart:
-                yield _Range(blob, start, end - start, tuple(group))
-                group = []
-        if group:
-            yield _Range(blob, start, end - start, tuple(group))
+                last = None
+    return found
 
 
 def _read_run(storage: Storage, run: _Range, allocate: Allocate | None = None) -> dict[str, np.ndarray[Any, Any]]:
@@ -190,7 +189,10 @@ def _verify_run(storage: Storage, run: _Range) -> None:
         raise _differs(storage, info)
 
 
-def _check_headers(storage: Storage, blobs: Sequence[BlobInfo]) -> None:
+def _check_blobs(storage: Storage, blobs: Sequence[BlobInfo]) -> None:
+    """Makes sure that each is there, as long as it should be, and has its header."""
+    check_sizes(storage, blobs)
+
     def check(blob: BlobInfo) -> None:
         buffer = _aligned(blob.header_size)
         _fill(storage, blob.path, 0, buffer.data)

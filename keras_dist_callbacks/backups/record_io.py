@@ -8,11 +8,9 @@ One bad read is not a damaged file: what fails verification is read a second tim
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -120,12 +118,6 @@ class Format(Generic[_T]):
         return found
 
 
-def require_time(value: float | None) -> None:
-    """Refuses what is not a number: it is neither below a bound nor above one."""
-    if value is not None and not math.isfinite(value):
-        raise ValueError(f"{value} is not a time")
-
-
 def parse(content: bytes | memoryview, where: str, limit: int = MAX_RECORD_BYTES) -> Any:
     """JSON as plain values.
 
@@ -192,11 +184,8 @@ def read_verified(storage: Storage, name: str, read: Callable[[], _T]) -> _T:
 
 def write(storage: Storage, name: str, content: bytes) -> None:
     """Puts a record in the place of the one that is there, if any."""
-    with temporary.file("record") as file:
-        with temporary.writing(f"the content of {storage.display(name)}", len(content)):
-            file.write(content)
-            file.flush()
-        storage.replace(name, Path(file.name))
+    with temporary.file_with([content], "record", f"the content of {storage.display(name)}") as file:
+        storage.replace(name, file)
 
 
 def checked(value: Any, kind: Any, where: str) -> Any:

@@ -123,20 +123,15 @@ def from_json(found: Mapping[str, Any]) -> Rules:
 def kept(records: Sequence[Listed], rules: Rules) -> list[tuple[Rule, ...]]:
     """Returns for each record the rules that keep it; none for what may be deleted."""
     newest = sorted(range(len(records)), key=lambda place: records[place].order, reverse=True)
+    finite = [place for place in newest if records[place].is_finite][:1]  # the newest one to which training can go back
     named: dict[Rule, Collection[int]] = {
         "all": range(len(records)) if rules.keep_all else (),
         "max_to_keep": newest[: rules.max_to_keep or 0],
         "keep_best": ranked(records, rules.monitor, rules.mode)[: rules.keep_best or 0],
         "keep_every": _first_of_each(records, rules.keep_every) if rules.keep_every else (),
-        "finite": _newest_finite(records, newest),
+        "finite": finite if finite != newest[:1] else (),
     }
     return [tuple(rule for rule, places in named.items() if place in places) for place in range(len(records))]
-
-
-def _newest_finite(records: Sequence[Listed], newest: Sequence[int]) -> list[int]:
-    """The newest one to which training can go back, where it is not the newest of all."""
-    found = [place for place in newest if records[place].is_finite][:1]
-    return [] if found == newest[:1] else found
 
 
 def ranked(records: Sequence[Listed], monitor: str | None, mode: Mode) -> list[int]:

@@ -96,7 +96,7 @@ def roll_back(store: BackupStore, change: Change) -> None:
         BackupError: No number is free for a generation.
         StorageError: The store failed; if the owner record was created, the rollback holds.
     """
-    to = "" if change.newest is None else change.newest.id.name.removeprefix(f"{COMMITS}/")
+    to = "" if change.newest is None else change.newest.id.file_name
     journal = store.manifest(change.before).info.get(JOURNAL)  # that of the target knows nothing of what came after it
     store.claim({JOURNAL: journal}, _BY, rolled_back_to=to, rolled_back_from=change.before.label)
     tidy(store)
@@ -106,7 +106,7 @@ def tidy(store: BackupStore) -> None:
     """Moves the manifests that do not count any more out of `commits/`."""
     for name, commit in store.taken_back().items():
         if name == commit.name:
-            _move(store, name, f"{ROLLED_BACK}/{name.removeprefix(f'{COMMITS}/')}")
+            _move(store, name, f"{ROLLED_BACK}/{commit.file_name}")
 
 
 def plan_undo(store: BackupStore) -> Change:

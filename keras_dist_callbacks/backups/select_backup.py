@@ -58,10 +58,7 @@ def latest_intact(
         return state
 
     store.storage.refuse_links((OWNERS, BLOBS, COMMITS, DAMAGED))
-    for _ in range(_LISTINGS):
-        found, damaged, vanished = _search(store, read)
-        if found or not vanished:
-            break  # else a run that is still active has pruned what was listed: look again
+    found, damaged, vanished = _search(store, read)
     if found is None and vanished:
         return None
     # A manifest that cannot be read, of a run that never finished a commit, is a write that was interrupted: nothing is
@@ -97,14 +94,11 @@ def find_backup(
         manifest = store.manifest(commit)
         return load(store, manifest, workers or len(manifest.workers), worker)
 
-    for _ in range(_LISTINGS):
-        found, damaged, vanished = _search(store, read, name)
-        if found is not None:
-            for passed in damaged.values():
-                warn(f"a damaged backup was skipped: {passed}")
-            return found
-        if not vanished:
-            break  # else an active run has pruned what was listed: look again
+    found, damaged, _ = _search(store, read, name)
+    if found is not None:
+        for passed in damaged.values():
+            warn(f"a damaged backup was skipped: {passed}")
+        return found
     errors = list(damaged.values())
     if errors and name is not None:
         raise errors[0]  # of the others nothing is known
@@ -117,16 +111,19 @@ def _search(
     store: BackupStore, read: Callable[[CommitId], WorkerState], name: str | None = None
 ) -> tuple[tuple[CommitId, WorkerState] | None, dict[CommitId, DamagedBackupError], bool]:
     """The newest commit that can be read, those that are damaged, and whether any was deleted meanwhile."""
-    damaged: dict[CommitId, DamagedBackupError] = {}
-    vanished = False
-    for commit in reversed([commit for commit in store.commits() if name is None or commit.matches_name(name)]):
-        try:
-            return (commit, read(commit)), damaged, vanished
-        except DamagedBackupError as error:
-            if store.storage.exists(commit.name):
-                damaged[commit] = error
-            else:
-                vanished = True
+    for _ in range(_LISTINGS):
+        damaged: dict[CommitId, DamagedBackupError] = {}
+        vanished = False
+        for commit in reversed([commit for commit in store.commits() if name is None or commit.matches_name(name)]):
+            try:
+                return (commit, read(commit)), damaged, vanished
+            except DamagedBackupError as error:
+                if store.storage.exists(commit.name):
+                    damaged[commit] = error
+                else:
+                    vanished = True
+        if not vanished:
+            break  # else a run that is still active has pruned what was listed: look again
     return None, damaged, vanished
 
 

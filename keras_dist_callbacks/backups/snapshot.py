@@ -200,14 +200,19 @@ class CommitId:
         return names.commit_name(self.generation, self.sequence, self.token)
 
     @property
+    def file_name(self) -> str:
+        """The manifest's file name, there and wherever it is moved to."""
+        return self.name.removeprefix(f"{names.COMMITS}/")
+
+    @property
     def label(self) -> str:
         """A short name that people can type."""
         return f"{self.generation}-{self.sequence}"
 
     def matches_name(self, name: str) -> bool:
         """Returns whether `name` means this commit: its label, or its manifest's name in full or in part."""
-        wanted = name.removeprefix("commits/").removesuffix(".json")
-        return wanted in (self.label, self.name.removeprefix("commits/").removesuffix(".json"))
+        wanted = name.removeprefix(f"{names.COMMITS}/").removesuffix(".json")
+        return wanted in (self.label, self.file_name.removesuffix(".json"))
 
     @classmethod
     def parse(cls, name: str) -> CommitId | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 
@@ -23,16 +23,11 @@ class Staging:
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        self._written: dict[str, BlobInfo] = {}
-
-    @property
-    def written(self) -> Mapping[str, BlobInfo]:
-        """Every blob that was written and not discarded."""
-        return self._written
+        self.written: dict[str, BlobInfo] = {}  # and not discarded
 
     def forget(self) -> None:
         """The store may have lost what was written: everything is looked at again."""
-        self._written.clear()
+        self.written.clear()
 
     def stage_all(self, blobs: Iterable[Blob]) -> None:
         """Writes blobs, several at a time where the store is far away; none that was written before."""
@@ -54,26 +49,23 @@ class Staging:
     def discard(self, path: str) -> None:
         """Removes a blob that no manifest names."""
         self.storage.delete(path)
-        self._written.pop(path, None)
+        self.written.pop(path, None)
 
     def stage(self, blob: Blob) -> BlobInfo:
         """Writes a blob, unless the same content was written before."""
-        if not blob.is_hashed or blob.info.path not in self._written:
-            self._write(blob)
-        info = blob.info
-        self._written[info.path] = info
-        return info
-
-    def _write(self, blob: Blob) -> None:
+        if blob.is_hashed and blob.info.path in self.written:
+            return blob.info
         try:
             if blob.is_hashed:
                 self.storage.create(blob.info.path, tuple(blob))
             else:
                 self.storage.create_named_after_write(blob.like, blob, blob.size, lambda: blob.info.path)
         except FileExistsError:  # it is ours, from before a failed save, and may have been harmed since
-            if blob.info.path not in self._written and not self._holds(blob):
+            if blob.info.path not in self.written and not self._holds(blob):
                 self.storage.delete(blob.info.path)
                 self.storage.create(blob.info.path, tuple(blob))
+        self.written[blob.info.path] = blob.info
+        return blob.info
 
     def _holds(self, blob: Blob) -> bool:
         path = blob.info.path

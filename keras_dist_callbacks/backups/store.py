@@ -14,6 +14,7 @@ No final name is ever overwritten, and there is no pointer to the latest that co
 from __future__ import annotations
 
 import contextlib
+import itertools
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -230,8 +231,8 @@ class BackupStore:
                 if unfinished or (names.is_blob(file.name) and generation not in inspected and path not in needed):
                     self.storage.delete(path)
         for file in self.storage.files(COMMITS):  # not in owners/: one there may be that of a run that begins now
-            parts = names.commit_parts(final_name(file.name) or "")
-            if parts is not None and parts[0] <= self.generation:
+            commit = CommitId.parse(final_name(file.name) or "")
+            if commit is not None and commit.generation <= self.generation:
                 self.storage.delete(f"{COMMITS}/{file.name}")
 
     def delete_everything(self, journal: Journal | None = None) -> None:
@@ -256,14 +257,10 @@ class BackupStore:
 
     def leave_journal(self, journal: Journal) -> None:
         """Writes what is to stay of a training whose backups are deleted."""
-        number = max(self.journals(), default=0)
-        while True:
-            number += 1
-            try:
+        for number in itertools.count(max(self.journals(), default=0) + 1):
+            with contextlib.suppress(FileExistsError):
                 self.storage.create(names.journal_name(number), [RECORD.encode(journal)])
-            except FileExistsError:
-                continue
-            return
+                return
 
     def journals(self) -> list[int]:
         """Returns the numbers of the journals that finished trainings have left, the newest last."""
@@ -309,9 +306,7 @@ class BackupStore:
     def taken_back(self) -> dict[str, CommitId]:
         """Returns the paths of manifests that a rollback has taken back, wherever they are."""
         rollbacks = self.rollbacks()
-        found = {
-            f"{ROLLED_BACK}/{commit.name.removeprefix(f'{COMMITS}/')}": commit for commit in self._listed(ROLLED_BACK)
-        }
+        found = {f"{ROLLED_BACK}/{commit.file_name}": commit for commit in self._listed(ROLLED_BACK)}
         for commit in self._listed(COMMITS):
             if any(owner.takes_back(commit, generation) for generation, owner in rollbacks):
                 found[commit.name] = commit
@@ -319,7 +314,7 @@ class BackupStore:
 
     def rollback_to(self, commit: CommitId | None) -> OwnerRecord | None:
         """Returns the record of the newest rollback, if that is one to this commit; None is the start."""
-        target = "" if commit is None else commit.name.rpartition("/")[2]
+        target = "" if commit is None else commit.file_name
         newest = [owner for _, owner in self.rollbacks()][-1:]
         return next((owner for owner in newest if owner.rolled_back_to == target), None)
 
@@ -356,9 +351,8 @@ class BackupStore:
 
     def quarantined(self) -> list[CommitId]:
         """Returns the commits whose damaged manifests were moved aside; which blobs they name is not known."""
-        found = (names.quarantined_name(f.name) for f in self.storage.files(DAMAGED))
-        parsed = (CommitId.parse(name) for name in found if name is not None)
-        return [commit for commit in parsed if commit is not None]
+        found = (CommitId.parse(names.quarantined_name(file.name) or "") for file in self.storage.files(DAMAGED))
+        return [commit for commit in found if commit is not None]
 
     def why_no_backup(self) -> str:
         """Says what earlier runs did in a directory without a backup; an empty text if none started here."""
@@ -454,7 +448,7 @@ class BackupStore:
             content = self.storage.read(commit.name, 0, MAX_MANIFEST_BYTES)
         except FileNotFoundError:
             return
-        name = f"{DAMAGED}/{uuid.uuid4().hex[:8]}-{commit.name.removeprefix(COMMITS + '/')}"
+        name = f"{DAMAGED}/{uuid.uuid4().hex[:8]}-{commit.file_name}"
         self.storage.create(name, [content])
         self.storage.delete(commit.name)
 

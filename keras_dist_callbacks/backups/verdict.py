@@ -62,16 +62,16 @@ class Verdict:
         return tuple(findings.sentences(self.unknown))
 
     def __str__(self) -> str:
-        agreed = f", with {'; '.join(findings.sentences(self.known))}" if self.known else ""
-        return f"{self._without_known()}{agreed}"
-
-    def _without_known(self) -> str:
-        if self.word != "exact if":
-            return self.word  # the reasons are a warning
-        conditions = self.conditions
-        more = len(conditions) - _SHOWN
-        shown = "; and if ".join(conditions[:_SHOWN])
-        return f"{self.word} {shown}" + (f"; and {more} more (callback.restored.conditions)" if more > 0 else "")
+        text: str = self.word
+        if self.word == "exact if":  # why it is not exact is a warning of its own
+            conditions = self.conditions
+            more = len(conditions) - _SHOWN
+            text += f" {'; and if '.join(conditions[:_SHOWN])}"
+            if more > 0:
+                text += f"; and {more} more (callback.restored.conditions)"
+        if self.known:
+            text += f", with {'; '.join(findings.sentences(self.known))}"
+        return text
 
 
 def found_in(saved: WorkerState, parts: Collection[str] = ()) -> list[Finding]:

@@ -62,9 +62,8 @@ def _after_fork() -> None:
 def _replace(kind: type[Shared]) -> None:
     inherited = PARTS[kind]
     part = PARTS[kind] = inherited.in_child()
-    if (
-        part is not inherited
-    ):  # to free what it holds, such as tensors, could wait for a lock of a thread that is not here
+    if part is not inherited:
+        # It is kept: to free what it holds, such as tensors, could wait for a lock of a thread that is not here.
         part._inherited = inherited
 
 

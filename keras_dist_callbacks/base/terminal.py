@@ -31,7 +31,11 @@ def escape_controls(text: str, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(c if c in keep or _stays(c) else _escape(c) for c in text)
+    shown = ""
+    for character in text:
+        stays = character in keep or character.isprintable() or unicodedata.category(character) == "Zs"
+        shown += character if stays else character.encode("unicode_escape").decode("ascii")
+    return shown
 
 
 def first_few(texts: Sequence[str], most: int = 4) -> list[str]:
@@ -79,14 +83,6 @@ def data_size(count: int) -> str:
         if value < 1023.95 or unit == _UNITS[-1]:
             break
     return f"{value:.1f} {unit}"
-
-
-def _stays(character: str) -> bool:
-    return character.isprintable() or unicodedata.category(character) == "Zs"
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 _LOG = logging.getLogger("keras_dist_callbacks")

@@ -197,7 +197,7 @@ def go_back(store: BackupStore, watch: LossWatch, position: Position, journal: J
     store.claim(
         {DIVERGENCE: found.to_json(), JOURNAL: msgspec.to_builtins(journal)},
         "rollback",
-        rolled_back_to="" if target is None else target.id.name.rpartition("/")[2],
+        rolled_back_to="" if target is None else target.id.file_name,
         rolled_back_from=newest[0].label if newest else "",
     )
     rollback.tidy(store)

@@ -79,32 +79,22 @@ class DirectWrites:
         """
         if self.works is False or _FLAG is None:
             return None
+        file = None
         try:
             file = open_file(root, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAG)
-        except OSError as error:
-            if error.errno not in _REFUSALS:
-                raise
-            self._refused(path)
-            return None
-        try:
             with _buffer() as buffer:
                 _Stream(file, buffer, traffic).write(parts)
-        except OSError as error:
-            os.close(file)
-            if error.errno not in _REFUSALS:
+        except BaseException as error:
+            if file is not None:
+                os.close(file)
+            if not isinstance(error, OSError) or error.errno not in _REFUSALS:
                 raise
-            self._refused(path)
+            self.works = False
+            with suppress(FileNotFoundError):
+                Path(path).unlink()
             return None
-        except BaseException:
-            os.close(file)
-            raise
         self.works = True
         return file
-
-    def _refused(self, path: str) -> None:
-        self.works = False
-        with suppress(FileNotFoundError):
-            Path(path).unlink()
 
 
 class _Stream:
@@ -118,7 +108,14 @@ class _Stream:
 
     def write(self, parts: Iterable[Buffer]) -> None:
         for part in parts:
-            self._take(memoryview(part).cast("B"))
+            view, at = memoryview(part).cast("B"), 0
+            while at < len(view):
+                count = min(len(view) - at, self._room - self._filled, _PIECE)
+                self._copy(view[at : at + count])
+                at += count
+                if self._filled == self._room:
+                    self._put(self._room, self._room)
+                    self._filled = 0
         size = self._written + self._filled
         if self._filled:
             end = -(-self._filled // _ALIGNMENT) * _ALIGNMENT
@@ -126,16 +123,6 @@ class _Stream:
             self._put(end, self._filled)
         if size != self._written:
             os.ftruncate(self._file, size)  # the last block was filled up
-
-    def _take(self, part: memoryview) -> None:
-        at = 0
-        while at < len(part):
-            count = min(len(part) - at, self._room - self._filled, _PIECE)
-            self._copy(part[at : at + count])
-            at += count
-            if self._filled == self._room:
-                self._put(self._room, self._room)
-                self._filled = 0
 
     def _copy(self, piece: memoryview) -> None:
         end = self._filled + len(piece)
@@ -166,19 +153,15 @@ def _buffer() -> Iterator[memoryview]:
     with buffers.lock:
         buffer = buffers.free.pop() if buffers.free else None
     if buffer is None:
-        buffer = _new_buffer()
+        # Of two huge pages where there are such: the kernel looks up each page of a write (4 MiB: a third less time).
+        memory = mmap.mmap(-1, _BUFFER_BYTES + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(AttributeError, OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        begin = -np.frombuffer(memory, np.uint8).ctypes.data % _HUGE_PAGE
+        buffer = memoryview(memory)[begin : begin + _BUFFER_BYTES]
     try:
         yield buffer
     finally:
         with buffers.lock:
             if not buffers.free:
                 buffers.free.append(buffer)
-
-
-def _new_buffer() -> memoryview:
-    """Of two huge pages where there are such: the kernel looks up each page of a write (4 MiB: a third less time)."""
-    memory = mmap.mmap(-1, _BUFFER_BYTES + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(AttributeError, OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    begin = -np.frombuffer(memory, np.uint8).ctypes.data % _HUGE_PAGE
-    return memoryview(memory)[begin : begin + _BUFFER_BYTES]

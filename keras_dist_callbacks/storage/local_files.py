@@ -18,7 +18,6 @@ from keras_dist_callbacks.storage import plain_files
 from keras_dist_callbacks.storage.direct_io import DirectWrites
 from keras_dist_callbacks.storage.transfer import Buffer, RateLimiter
 
-TEMPORARY_MARK = ".tmp-"
 _MARKED = re.compile(r"\.(?P<final>.+)\.tmp-[0-9a-f]{32}", re.DOTALL)
 _COPY_CHUNK = 16 * 2**20
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
@@ -26,7 +25,7 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 def temporary_name(final: str) -> str:
     """Returns a hidden name for a file that is to be called `final` once it is complete."""
-    return f".{final}{TEMPORARY_MARK}{uuid.uuid4().hex}"
+    return f".{final}.tmp-{uuid.uuid4().hex}"
 
 
 def final_name(name: str) -> str | None:
@@ -47,8 +46,8 @@ class LocalFiles:
     """
 
     root: str = field(repr=False)  # of a store's URL with a password, it has that too
-    fsync: bool = True
-    traffic: RateLimiter = field(default_factory=RateLimiter)
+    fsync: bool
+    traffic: RateLimiter
     direct: DirectWrites = field(default_factory=DirectWrites, compare=False)
 
     def listing(self, path: str) -> list[tuple[str, int]]:
@@ -244,8 +243,13 @@ class LocalFiles:
             os.fsync(descriptor)
 
     def _flush_directory(self, path: str) -> None:
+        """Waits until the disk has the names in a directory."""
         if self.fsync:
-            plain_files.flush_directory(path)
+            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
 
 @contextlib.contextmanager

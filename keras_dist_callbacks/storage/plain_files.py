@@ -14,7 +14,6 @@ from pathlib import Path
 
 from keras_dist_callbacks.base.errors import StorageError
 
-DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 # Not waiting: opening a planted pipe would block until another process writes into it.
 _ANY_FILE = _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -121,12 +120,3 @@ def make_directory(path: str) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:  # which a caller that creates a file would take for a taken name
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from error
-
-
-def flush_directory(path: str) -> None:
-    """Waits until the disk has the names in a directory."""
-    descriptor = os.open(path, DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,8 +60,8 @@ class RemoteFiles:
 
     connection: Connection
     policy: RetryPolicy
-    traffic: RateLimiter = field(default_factory=RateLimiter)
-    notice: RetryNotice | None = None
+    traffic: RateLimiter
+    notice: RetryNotice
 
     @property
     def fs(self) -> Any:
@@ -141,12 +141,8 @@ class RemoteFiles:
             content = parts[0] if len(parts) == 1 and isinstance(parts[0], bytes) else b"".join(views)
             self._upload(path, size, lambda: iter([memoryview(content)]), "pipe_file", content, mode="create")
         else:
-            with temporary.file("upload") as file:
-                with temporary.writing("a file that is uploaded", size):
-                    for view in views:
-                        file.write(view)
-                    file.flush()
-                self._put_file(path, Path(file.name), mode="create")
+            with temporary.file_with(views, "upload", "a file that is uploaded") as file:
+                self._put_file(path, file, mode="create")
 
     def replace(self, path: str, source: Path) -> None:
         """Publishes a file; readers see the old object or the new one."""
@@ -207,8 +203,8 @@ class RemoteFiles:
 
     def _call(self, operation: Callable[[], _T], size: int = 0) -> _T:
         """As the policy says; until the store has answered once, its address may be wrong, and waiting is reported."""
-        if self.notice is None or self.connection.has_answered:
-            return retry.call(self.policy, operation, size, self.notice.failed if self.notice else retry.ignore_failure)
+        if self.connection.has_answered:
+            return retry.call(self.policy, operation, size, self.notice.failed)
         timer = threading.Timer(store_errors.QUICK_SECONDS, self.notice.silent)
         timer.daemon = True
         with contextlib.suppress(RuntimeError):  # no thread can be started: then nobody says that the store is slow

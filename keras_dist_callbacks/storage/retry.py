@@ -12,12 +12,6 @@ from keras_dist_callbacks.base.validation import Rate, Seconds, SecondsFromZero,
 from keras_dist_callbacks.storage.store_errors import is_retryable
 
 _T = TypeVar("_T")
-OnFailure = Callable[[BaseException, float], None]
-"""Is given what a try failed with, and the seconds since the first try."""
-
-
-def ignore_failure(error: BaseException, seconds: float) -> None:
-    """Does nothing: nothing is reported."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +41,21 @@ class RetryPolicy:
         check_fields(self)
 
 
-def request_time(policy: RetryPolicy, size: int = 0) -> float:
+def request_time(policy: RetryPolicy, size: int) -> float:
     """Returns how many seconds one request that moves `size` bytes may take."""
     return policy.request_seconds + size / policy.min_bytes_per_second
 
 
-def call(policy: RetryPolicy, operation: Callable[[], _T], size: int = 0, on_failure: OnFailure = ignore_failure) -> _T:
+def call(
+    policy: RetryPolicy, operation: Callable[[], _T], size: int, on_failure: Callable[[BaseException, float], None]
+) -> _T:
     """Runs `operation`, which moves `size` bytes, trying again on faults that may pass.
 
     Args:
         policy: How long.
         operation: What to try.
         size: Bytes that it moves.
-        on_failure: Called before each further try.
+        on_failure: Called before each further try, with what a try failed with and the seconds since the first one.
     """
     allowance = size / policy.min_bytes_per_second
 

@@ -47,9 +47,8 @@ def require_directory(root: str, shown: str, *, is_local: bool) -> None:
     if not is_local:
         require_plain(root.rpartition("@")[2], shown)  # what may be before it is a password
         return
-    existing, new = Path(root), list[str]()
-    while not os.path.lexists(existing) and existing != existing.parent:
-        existing, new = existing.parent, [existing.name, *new]
+    existing = _existing(root)
+    new = Path(root).relative_to(existing).parts
     for name in new:
         require_plain(name, shown)
         _require_length(name, _limit(existing, "PC_NAME_MAX", _LONGEST_NAME), shown)
@@ -68,15 +67,20 @@ def require_file(directory: str, name: str, shown: str) -> None:
     Raises:
         ConfigError: It may not.
     """
-    existing = Path(directory)
-    while not os.path.lexists(existing) and existing != existing.parent:
-        existing = existing.parent
-    _require_length(name, _limit(existing, "PC_NAME_MAX", _LONGEST_NAME) - _MARK, shown)
+    _require_length(name, _limit(_existing(directory), "PC_NAME_MAX", _LONGEST_NAME) - _MARK, shown)
 
 
 def has_room_for_mark(name: str) -> bool:
     """Returns whether a local file may be called so, and hidden while it is not complete."""
     return len(os.fsencode(name)) <= _LONGEST_NAME - _MARK
+
+
+def _existing(directory: str) -> Path:
+    """The directory, or the nearest one above it that is there."""
+    found = Path(directory)
+    while not os.path.lexists(found) and found != found.parent:
+        found = found.parent
+    return found
 
 
 def _require_length(name: str, limit: int, shown: str) -> None:

@@ -70,19 +70,16 @@ class Storage:
         url: What the user gave, without credentials; for messages.
         root: The path inside the file system.
         is_local: Whether the directory is on a local file system.
-        fsync: Whether local writes reach the disk before they are published.
         retry: How long remote requests may take and are repeated.
     """
 
     url: str
     root: str = field(repr=False)  # of a URL with a password, it has that too
     is_local: bool
-    fsync: bool = True
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
-    _local: LocalFiles = field(default=None, repr=False, compare=False)  # type: ignore[assignment]  # if is_local
-    _remote: RemoteFiles = field(default=None, repr=False, compare=False)  # type: ignore[assignment]  # if not is_local
-    _traffic: RateLimiter = field(default_factory=RateLimiter, repr=False, compare=False)
-    _redactor: Redactor = field(default_factory=Redactor, repr=False, compare=False)
+    retry: RetryPolicy
+    _local: LocalFiles = field(repr=False, compare=False)  # used if is_local
+    _remote: RemoteFiles = field(repr=False, compare=False)  # used if not
+    _redactor: Redactor = field(repr=False, compare=False)
 
     @classmethod
     def open(
@@ -122,11 +119,9 @@ class Storage:
             url=redact(text),
             root=root,
             is_local=is_local,
-            fsync=fsync,
             retry=policy,
             _local=LocalFiles(root, fsync, traffic),
             _remote=RemoteFiles(connection, policy, traffic, RetryNotice(redact(text), redactor, policy.total_seconds)),
-            _traffic=traffic,
             _redactor=redactor,
         )
 
@@ -160,7 +155,7 @@ class Storage:
 
     def reporting(self, on_bytes: Callable[[int], None]) -> AbstractContextManager[None]:
         """Calls `on_bytes` with each number of bytes written, here and in children, from any thread, in the block."""
-        return self._traffic.reporting(on_bytes)
+        return self._files.traffic.reporting(on_bytes)
 
     def files(self, directory: str = "") -> list[FileInfo]:
         """Returns the files directly in `directory`, sorted by name; empty if it does not exist."""
@@ -287,11 +282,8 @@ class Storage:
         if self.is_local:
             self._run("write", name, lambda: self._local.extend(path, content, held), len(content) - held)
             return
-        with temporary.file("extended") as whole:
-            with temporary.writing(f"a copy of {self.display(name)}", len(content)):
-                whole.write(content)
-                whole.flush()
-            self.replace(name, Path(whole.name))
+        with temporary.file_with([content], "extended", f"a copy of {self.display(name)}") as whole:
+            self.replace(name, whole)
 
     def download(self, name: str, target: Path) -> None:
         """Copies an object to a local file.
@@ -400,7 +392,7 @@ class Storage:
             raise
         except Exception as error:
             seconds = None if self.is_local else time.monotonic() - began
-            failure = translate_error(error, verb, self.display(name), self._redactor, seconds, (self.root, needed))
+            failure = translate_error(error, verb, self.display(name), self._redactor, seconds, self.root, needed)
             if failure is error:
                 raise
         raise failure

@@ -20,7 +20,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def translate_error(
-    error: Exception, verb: str, where: str, redactor: Redactor, seconds: float | None, room: tuple[str, int] = ("", 0)
+    error: Exception, verb: str, where: str, redactor: Redactor, seconds: float | None, root: str = "", needed: int = 0
 ) -> Exception:
     """Returns the error to raise.
 
@@ -30,7 +30,8 @@ def translate_error(
         where: With what, without credentials.
         redactor: Knows the secrets of the directory.
         seconds: For how long that was tried in a remote store; None: it is a local directory.
-        room: The local directory, and how many bytes were to be written into it.
+        root: The local directory.
+        needed: How many bytes were to be written into it.
 
     Returns:
         `error` itself if callers know its type and it shows no secret.
@@ -44,11 +45,10 @@ def translate_error(
     if clean and not (isinstance(error, OSError) or is_of_store):
         return error  # a mistake in this package
     tried = f" (tried for {seconds:.0f} s)" if seconds is not None and seconds >= 1 and is_retryable(error) else ""
-    hint = (
-        _room_in_words(*room)
-        if is_local and is_full(error) and room[1]
-        else advice(error, missing=missing, is_local=is_local)
-    )
+    if is_local and is_full(error) and needed:
+        hint = _room_in_words(root, needed)
+    else:
+        hint = advice(error, missing=missing, is_local=is_local)
     failure = StorageError(f"cannot {verb} {where}: {redactor.reason(error)}{tried}{hint}")
     failure.unavailable, failure.forbidden, failure.full = is_retryable(error), is_forbidden(error), is_full(error)
     return redactor.caused(failure, error)

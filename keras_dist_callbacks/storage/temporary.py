@@ -21,7 +21,7 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -30,6 +30,7 @@ from keras_dist_callbacks.base import machine
 from keras_dist_callbacks.base.errors import KdcError, StorageError, cause_chain
 from keras_dist_callbacks.base.process import Shared, shared
 from keras_dist_callbacks.base.terminal import data_size
+from keras_dist_callbacks.storage.transfer import Buffer
 
 _PREFIX = "kdc-"
 _LOCK = "lock"
@@ -94,6 +95,23 @@ def file(purpose: str) -> Iterator[IO[bytes]]:
             made.close()
         raise
     made.close()
+
+
+@contextlib.contextmanager
+def file_with(parts: Sequence[Buffer], purpose: str, what: str) -> Iterator[Path]:
+    """A temporary file with a content, for the block.
+
+    Args:
+        parts: The content, in pieces.
+        purpose: A word for its name.
+        what: What it holds, for messages.
+    """
+    with file(purpose) as made:
+        with writing(what, sum(map(len, parts))):
+            for part in parts:
+                made.write(part)
+            made.flush()
+        yield Path(made.name)
 
 
 @contextlib.contextmanager
@@ -177,8 +195,9 @@ def _own_directory() -> Path:
     mine = shared(Directories)
     with mine.lock:
         if place not in mine.own or not mine.own[place][0].is_dir():  # else what cleans up /tmp has deleted it
-            boot = _boot()
-            if boot is not None:
+            boot = machine.boot_id()
+            if boot is not None:  # else it is not known which of them could be judged
+                boot = boot.replace("-", "")[:16]
                 _collect(place, boot)
             mine.own[place] = _new(place, boot)
         return mine.own[place][0]
@@ -215,12 +234,6 @@ def _delete_if_dead(path: str) -> None:
         shutil.rmtree(path)
     finally:
         os.close(descriptor)
-
-
-def _boot() -> str | None:
-    """Returns what identifies this run of the kernel; None where that is not known, and nothing is collected."""
-    boot = machine.boot_id()
-    return boot and boot.replace("-", "")[:16]
 
 
 def delete_own() -> None:
