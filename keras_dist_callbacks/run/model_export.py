@@ -61,7 +61,6 @@ def model_creation_error(shown: str, error: Exception, advice: str) -> ConfigErr
 
 
 _OWN_LAYERS = "Name the modules of your own layers with --import, or give a model file with --model"
-_MODEL_FILE = "Give a model file with --model"
 
 
 def export(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,7 +96,7 @@ def export(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def _model_of(path: str | None, saved: WorkerState) -> Any:
     if path is None:
-        text = architecture_json(saved.tensors, "the backup", _MODEL_FILE)
+        text = architecture_json(saved.tensors, "the backup", "Give a model file with --model")
         return model_of(text, "the architecture in the backup", _OWN_LAYERS)
     if not path.endswith(".keras"):
         try:

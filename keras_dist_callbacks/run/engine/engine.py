@@ -149,8 +149,8 @@ class BackupEngine:
         chosen, rollback = self.cluster.on_chief(choose, "choosing a backup", timeout) or (None, None)
         name = self.cluster.broadcast(chosen[0].name if chosen else None, "chosen backup", timeout, kind=str | None)
         past = ("", None) if rollback is None else (rollback.rolled_back_from, rollback.info.get(DIVERGENCE))
-        told = self.cluster.broadcast(past, "rollback", timeout, kind=tuple[str, JSON])
-        self.rolled_back_from, self.divergence = told
+        past = self.cluster.broadcast(past, "rollback", timeout, kind=tuple[str, JSON])
+        self.rolled_back_from, self.divergence = past
         if name is None:
             self._report_backup(None)
             return None
