@@ -7,8 +7,8 @@ import tomllib
 from pathlib import Path
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.advanced import Cluster
 from keras_dist_callbacks.backups.names import commit_name
+from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.run import announcing
 from tests.support import ROOT, public
@@ -25,7 +25,7 @@ def test_the_readme_shows_the_line_that_a_resume_prints() -> None:
     generation, sequence, epoch, batch, step = map(int, re.findall(r"\d+", shown))
     commit, lines = commit_name(generation, sequence, "0123456789ab"), list[str]()
     position = Position("within", epoch - 1, batch, step)
-    found = announcing.agreed_restored("runs/backup", commit, position, (), Cluster())
+    found = Restored("runs/backup", position.epoch, position.step, position=position, commit=commit)
     announcing.announce(found, lines.append, warns=True)
     assert [f"kdc: {line}" for line in lines] == [shown]
 

@@ -227,7 +227,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         self._check(fit.model, callbacks, cluster)
         cluster.require_same(self._facts(fit, callbacks), "BackupAndRestore")
         name, plan = next_name("backup"), self._require_plan()
-        run = Run.open(
+        run = Run(
             self._storage,
             cluster,
             name,

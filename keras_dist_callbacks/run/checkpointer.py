@@ -147,7 +147,10 @@ class Checkpointer(NotCopyable):
         write_options: WriteOptions | None = None,
         shutdown_options: ShutdownOptions | None = None,
     ) -> None:
-        _refuse_rehearsal()
+        plan = plan_in_force()
+        if plan is not None:
+            records.note(plan, "loop")
+            raise ConfigError("`kdc rehearse` rehearses fit() with BackupAndRestore, and no loop with Checkpointer")
         verbose = verbosity("verbose", verbose)
         write = group_of("write_options", write_options, WriteOptions)
         shutdown = group_of("shutdown_options", shutdown_options, ShutdownOptions)
@@ -157,18 +160,22 @@ class Checkpointer(NotCopyable):
         cluster.require_connection(model.distribute_strategy)
         self._storage = open_to_write(validation.path("backup_dir", backup_dir), storage_options, write)
         self._say = functools.partial(say, verbose=verbose > 0)
-        self._run = Run.open(
+        this = weakref.ref(self)  # to ask whether it still exists does not keep it
+        self._run = Run(
             self._storage,
             cluster,
             next_name("loop"),
             parse_save_freq(save_freq, max_overhead),
             EngineOptions(
-                *(double_checkpoint, verbose > 0, write, parse_retention(max_to_keep, keep_every)),
-                validation.function_or_none("on_event", on_event),
+                double_checkpoint,
+                progress=verbose > 0,
+                write=write,
+                rules=parse_retention(max_to_keep, keep_every),
+                on_event=validation.function_or_none("on_event", on_event),
             ),
             shutdown,
             functools.partial(self._say, level=logging.WARNING),
-            is_alive=_is_alive(self),
+            is_alive=lambda: this() is not None,
             strict=validation.check("strict", strict, bool | Literal["certain"]),
         )
         self._facts = {"save_freq": repr(save_freq), "save_before_preemption": str(shutdown.save_before_preemption)}
@@ -186,9 +193,9 @@ class Checkpointer(NotCopyable):
             BackupMismatchError: The backup is of another model.
             DamagedBackupError: No backup is intact.
         """
-        if self._run.is_open:
-            raise BackupError("restore() was called already; make a new Checkpointer for another run")
         run = self._run
+        if run.is_open:
+            raise BackupError("restore() was called already; make a new Checkpointer for another run")
         run.cluster.require_same({"the backup directory": run.engine.directory, **self._facts}, "Checkpointer")
         run.engine.prepare()
         run.reported.begin_fit(run.engine.directory)
@@ -204,7 +211,7 @@ class Checkpointer(NotCopyable):
             warn_of_foreign = functools.partial(resume_mode.warn_of_foreign_backup, self._storage, self._trained.origin)
             run.cluster.on_chief(warn_of_foreign, "looking for other tools' backups")
         run.engine.claim(run.description, by="Checkpointer")
-        self._run.is_open = True
+        run.is_open = True
         run.shutdown.begin()
         return picked is not None
 
@@ -259,7 +266,7 @@ class Checkpointer(NotCopyable):
             missing = self._parts.input.epoch_ends(self._count.batch)
             self._count.end_epoch(self.epoch)
             self._report_missing_steps(missing)
-            self._exit_if_requested(self._run.shutdown.boundary())
+            self._exit_if_requested(self._run.shutdown.stop.boundary())
             if self._run.schedule.at_epoch_end or running.is_provisional:
                 self._run.engine.save(lambda: self._snapshot("between"))
             elif running.is_late:
@@ -281,7 +288,15 @@ class Checkpointer(NotCopyable):
             BackupError: The dataset has fewer batches than were trained.
             ConfigError: It reshuffles and is another object than in the last epoch, without `made_for_epoch`.
         """
-        yield from self._given(self._rest(dataset, made_for_epoch))
+        remaining = self._rest(dataset, made_for_epoch)
+        self._parts.input.none_left = True
+        try:
+            for batch in remaining:
+                self._parts.input.none_left, self._parts.input.in_step = False, True
+                yield batch
+        finally:
+            self._run.reported.enter(Phase.OUTSIDE)  # what follows is the user's, and may take its time
+        self._parts.input.in_step = False
 
     def iterator(self, dataset: Iterable[Any], *, made_for_epoch: bool = False) -> Iterator[Any]:
         """As `batches`, as the dataset's own iterator: for `next()`, and for loops within a `tf.function`.
@@ -322,16 +337,6 @@ class Checkpointer(NotCopyable):
         self._parts.begin.put_back(leave=self._parts.input.keys)
         return remaining
 
-    def _given(self, batches: Iterator[Any]) -> Iterator[Any]:
-        self._parts.input.none_left = True
-        try:
-            for batch in batches:
-                self._parts.input.none_left, self._parts.input.in_step = False, True
-                yield batch
-        finally:
-            self._run.reported.enter(Phase.OUTSIDE)  # what follows is the user's, and may take its time
-        self._parts.input.in_step = False
-
     def step(self, batches: int = 1) -> None:
         """Counts a trained batch, and saves if that is due; call it after each, on every worker.
 
@@ -346,25 +351,12 @@ class Checkpointer(NotCopyable):
         """
         self._require_open()
         batches = validation.check("batches", batches, validation.Count)
-        self._report_step(self.steps + batches)
+        source, cluster = self._parts.input, self._run.cluster
+        self._run.reported.step_done(self.steps + batches)
+        if not source.in_step:  # of a loop whose batches are seen, it is known what follows: the next step
+            self._run.reported.enter(Phase.OUTSIDE)
         self._count.trained(batches)
-        self._parts.input.in_step = False
-        self._note_step()
-        self._run.engine.poll()
-        if self._count.is_within and not self._parts.input.can_go_on_at(self._count.batch):
-            self._say_late()
-            return
-        self._exit_if_requested(self._run.shutdown.boundary())
-        self._run.save_when_due(self.steps, self._within)
-
-    def _within(self) -> Snapshot:
-        """Of a loop that may run the epoch again after a resume, the epoch's end is saved too."""
-        around = self._parts.input.is_around and not self._parts.input.begins_at_batch
-        self._running.is_provisional = self._count.is_within and around
-        return self._snapshot("within")
-
-    def _note_step(self) -> None:
-        cluster, source = self._run.cluster, self._parts.input
+        source.in_step = False
         if self._count.is_within and not self._running.has_stepped and source.is_around and cluster.num_workers > 1:
             asked = cluster.gather(source.begins_at_batch, "where a loop begins")
             source.begins_at_batch = any(asked)  # one worker alone may look at `batch`
@@ -374,6 +366,18 @@ class Checkpointer(NotCopyable):
             stopwatch().enter("training")
         source.trained()
         self._parts.begin.note_step()
+        self._run.engine.poll()
+        if self._count.is_within and not source.can_go_on_at(self._count.batch):
+            self._say_late()
+            return
+        self._exit_if_requested(self._run.shutdown.stop.boundary())
+        self._run.save_when_due(self.steps, self._within)
+
+    def _within(self) -> Snapshot:
+        """Of a loop that may run the epoch again after a resume, the epoch's end is saved too."""
+        around = self._parts.input.is_around and not self._parts.input.begins_at_batch
+        self._running.is_provisional = self._count.is_within and around
+        return self._snapshot("within")
 
     def _say_late(self) -> None:
         """What is due waits for the end of the epoch."""
@@ -384,12 +388,6 @@ class Checkpointer(NotCopyable):
                 "start: the loop does not take all steps of an epoch from one call of Checkpointer.batches() "
                 "(batches(range(n)) counts n steps), nor begins it at checkpointer.batch"
             )
-
-    def _report_step(self, steps: int) -> None:
-        """Of a loop whose batches are seen, it is known what follows: the next step."""
-        self._run.reported.step_done(steps)
-        if not self._parts.input.in_step:
-            self._run.reported.enter(Phase.OUTSIDE)
 
     def save(self) -> None:
         """Saves now, between two steps, waiting for a backup that is being written."""
@@ -478,16 +476,3 @@ class Checkpointer(NotCopyable):
     def _require_open(self) -> None:
         if not self._run.is_open:
             raise BackupError("call restore() before training, and make a new Checkpointer after close()")
-
-
-def _is_alive(owner: Any) -> Callable[[], bool]:
-    """Returns whether an object still exists; asking for it does not keep it."""
-    known = weakref.ref(owner)
-    return lambda: known() is not None
-
-
-def _refuse_rehearsal() -> None:
-    plan = plan_in_force()
-    if plan is not None:
-        records.note(plan, "loop")
-        raise ConfigError("`kdc rehearse` rehearses fit() with BackupAndRestore, and no loop with Checkpointer")

@@ -15,7 +15,6 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from keras_dist_callbacks.backups import rollback
-from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.journal import JOURNAL, Journal
 from keras_dist_callbacks.backups.record_io import Count
 from keras_dist_callbacks.backups.snapshot import JSON, Manifest, Position
@@ -61,11 +60,6 @@ class Divergence:
     def to_json(self) -> dict[str, JSON]:
         """Returns it as a manifest holds it."""
         return {**asdict(self), "windows": [list(msgspec.structs.astuple(window)) for window in self.windows]}
-
-    @property
-    def findings(self) -> list[Finding]:
-        """What a resume says of the windows, each once."""
-        return [Finding("skipped-batches", detail=(str(window),)) for window in self.windows]
 
 
 def from_json(found: JSON) -> Divergence | None:
@@ -113,7 +107,12 @@ class LossWatch:
             self._is_past = not self.why
             return ""
         awaited, self._awaited = self._awaited, None
-        return _not_again(awaited) if self._is_past else ""
+        if not self._is_past:
+            return ""
+        return (
+            f"the loss of step {awaited} is finite now, which was not in the run before: a fault, or an operation that "
+            "is not deterministic. Nothing was skipped"
+        )
 
     def skips(self, epoch: int, first: int, last: int) -> bool:
         """Whether a step, of these batches of an epoch, is skipped: with one of its batches all of them are."""
@@ -126,14 +125,17 @@ class LossWatch:
             position: After the step whose loss was not finite.
             is_beyond: Whether a finite backup was saved beyond the divergence before.
         """
-        before, losses = self.before, tuple(self._losses)
-        windows = self.windows
+        before, losses, windows = self.before, tuple(self._losses), self.windows
         count = 1 if before is None or is_beyond else before.count + 1
-        same = min(len(losses), 0 if before is None else len(before.losses))
-        is_same_step = before is not None and before.step == position.step
-        is_repeated = is_same_step and bool(same) and before is not None and losses[-same:] == before.losses[-same:]
+        is_repeated = False
+        if before is not None and before.step == position.step:
+            known = min(len(losses), len(before.losses))
+            is_repeated = known > 0 and losses[-known:] == before.losses[-known:]
         if is_repeated and self.option is not None and self.option.skip_batches:
-            windows = (*windows, *self._suspects(position))
+            first = position.batch - self.count_before(position)
+            if first < 0:  # in the epoch before
+                windows = (*windows, Window(position.epoch - 1, self.epoch_before + first, self.epoch_before - 1))
+            windows = (*windows, Window(position.epoch, max(0, first), position.batch - 1))
         return Divergence(position.step, losses, count, windows, is_repeated)
 
     def count_before(self, position: Position) -> int:
@@ -146,19 +148,6 @@ class LossWatch:
             return (batch if batch >= 0 else batch + self.epoch_before) % self._width > 0 or (seen - count) % every > 0
 
         return next((count for count in range(min(most, batches), most) if not is_within(count)), most)
-
-    def _suspects(self, position: Position) -> list[Window]:
-        count, last = self.count_before(position), self.epoch_before
-        earlier = count - position.batch  # of the epoch before
-        before = [Window(position.epoch - 1, last - earlier, last - 1)] if earlier > 0 else []
-        return [*before, Window(position.epoch, max(0, -earlier), position.batch - 1)]
-
-
-def _not_again(step: int) -> str:
-    return (
-        f"the loss of step {step} is finite now, which was not in the run before: a fault, or an operation that is not "
-        "deterministic. Nothing was skipped"
-    )
 
 
 class WentBack(NamedTuple):

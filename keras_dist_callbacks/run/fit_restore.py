@@ -11,12 +11,12 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from keras_dist_callbacks._compat import building, replay, running_fit
 from keras_dist_callbacks.backups import verdict
-from keras_dist_callbacks.backups.findings import Finding, sentences
+from keras_dist_callbacks.backups.findings import FINISHED, Finding, sentences
 from keras_dist_callbacks.backups.snapshot import JSON, CommitId, FitPlace, WorkerState
 from keras_dist_callbacks.base.errors import BackupError, BackupMismatchError
 from keras_dist_callbacks.base.process import shared
@@ -122,18 +122,10 @@ class FitRestore:
         leaves_no_step, left = resume_mode.leaves_no_step(saved, fit.epochs), self._runs.left
         is_left = left.generation == resume.commit.generation  # by an earlier fit of this process
         is_of_model = left.model() is self._fit.model
-        facts, described = self._parts.facts, saved.of(self._parts.facts.name)
-        keeps_rows = saved.info.get("workers") == cluster.num_workers
+        # Whether a fit of this process with another model has ended with it, and this fit has nothing to add.
+        by_other_model = is_left and not is_of_model and leaves_no_step
         matched = cluster.on_chief(  # of workers with rows of their own, the chief's decide
-            lambda: resume_mode.match(
-                saved,
-                fit,
-                seed,
-                is_same=facts.is_same(described) and saved.info.get("seed") == seed,
-                other_rows=lambda: keeps_rows and facts.has_other_rows(described),
-                left_by_other_model=is_left and not is_of_model and leaves_no_step,
-            ),
-            "finding the fit of a backup",
+            lambda: self._match(seed, leaves_no_step, by_other_model), "finding the fit of a backup"
         )
         number, first, why = cluster.broadcast(matched, "the fit of a backup", kind=tuple[int, int, tuple[str, ...]])
         if why:
@@ -152,6 +144,37 @@ class FitRestore:
             continues = is_left and is_of_model and saved.position.kind == "end"
             all_continue = all(cluster.gather(continues, "whether a run continues in this process"))
             resume.mode = Mode.CONTINUE if all_continue else Mode.RESTORE
+
+    def _match(self, seed: JSON, leaves_no_step: bool, by_other_model: bool) -> tuple[int, int, tuple[str, ...]]:
+        """Finds out which fit of the interrupted process this one is, and whether the backup can serve it.
+
+        Layers are not compared here: variables that do not fit are an error wherever they are assigned.
+
+        Returns:
+            The fit's number then, the number of the first fit of its model, and what shows that the backup is that of
+            another fit: nothing, or a name of `WHY_OF_ANOTHER` and what fills its sentence.
+        """
+        saved, fit, facts = self._resume.saved, self._this_fit, self._parts.facts
+        before, described, was = saved.fit, saved.of(facts.name), saved.info.get("seed")
+        number, first = fit.number, fit.first
+        is_same = facts.is_same(described) and was == seed
+        if (before.epochs, before.initial_epoch) == (fit.epochs, fit.initial_epoch):
+            is_the_only_one = is_same and not before.repeats
+            if is_the_only_one or before.initial_epoch > 0:  # the script skips those that are finished
+                number, first = before.number, before.first
+        keeps_rows = saved.info.get("workers") == self._cluster.num_workers
+        why: tuple[str, ...] = ()
+        if number < before.first:
+            why = "later-model", str(before.number + 1), str(number + 1)
+        elif by_other_model:
+            why = ("other-model",)
+        elif not before.first == before.number <= number or not (number == first or leaves_no_step):
+            pass  # in a row of fits of one model, the number decides
+        elif None not in (was, seed) and was != seed:
+            why = "seed", str(was), str(seed)
+        elif keeps_rows and facts.has_other_rows(described):
+            why = ("rows",)
+        return number, first, why
 
     def _fits(self) -> bool:
         try:
@@ -198,22 +221,23 @@ class FitRestore:
         return [*self._parts.input.reasons, *changed, *verdict.found_in(saved), *self._found, *earlier]
 
     def _agree(self, act: Callable[[], list[Finding]], what: str) -> None:
-        self._found += self._cluster.agree(lambda: self._with_what_differs(act), what)
+        """Restores on every worker; an error includes what is known to have changed since the backup."""
 
-    def _with_what_differs(self, act: Callable[[], list[Finding]]) -> list[Finding]:
-        """Returns what a restore returns; an error of it includes what is known to have changed since the backup."""
-        if self._resume.mode in (Mode.CONTINUE, Mode.SKIP):
-            return act()
-        facts = self._parts.facts
-        described = self._resume.saved.of(facts.name)
-        facts.check(described)  # also before all others: it says more than that some variable is missing
-        try:
-            return act()
-        except BackupError as error:
-            differing = facts.differences(described)
-            if not differing:
-                raise
-            raise type(error)(f"{error}. What differs: {'; '.join(sentences(differing))}") from error
+        def restore() -> list[Finding]:
+            if self._resume.mode in (Mode.CONTINUE, Mode.SKIP):
+                return act()
+            facts = self._parts.facts
+            described = self._resume.saved.of(facts.name)
+            facts.check(described)  # also before all others: it says more than that some variable is missing
+            try:
+                return act()
+            except BackupError as error:
+                differing = facts.differences(described)
+                if not differing:
+                    raise
+                raise type(error)(f"{error}. What differs: {'; '.join(sentences(differing))}") from error
+
+        self._found += self._cluster.agree(restore, what)
 
     def _begin(self) -> list[Finding]:
         saved, fit, mode = self._resume.saved, self._fit, self._resume.mode
@@ -227,7 +251,13 @@ class FitRestore:
         if not self._resume.runs_steps:
             self._resume.is_pending = False
             fit.set_initial_epoch(max(position.epoch, fit.epochs))
-            return self._adopt() if mode is Mode.COMPLETE else self._apply_weights()
+            if mode is Mode.COMPLETE:
+                return self._adopt()
+            # The model is not left untrained; random states and callbacks are as the script comes to the later fit.
+            build(fit, Built.of(saved))
+            with fit.model.distribute_strategy.scope():
+                load_backup.apply(fit.model, saved, self._cluster)
+            return []
         fit.set_initial_epoch(position.epoch)
         if mode is Mode.CONTINUE:  # model, callbacks and random states are as this process has left them
             self._resume.is_pending = False
@@ -272,7 +302,11 @@ class FitRestore:
     def _adopt(self) -> list[Finding]:
         """Restores what the finished fit has left to what the script does next."""
         saved = self._resume.saved
-        found = resume_mode.note_finished(saved, has_ended=self.has_ended)
+        found = [] if self.has_ended else [Finding("model-is-later", detail=(str(saved.position),))]
+        # What its backup could not save is not as it was after it, and the fits that follow depend on that.
+        not_saved = verdict.found_in(saved, verdict.LASTING)
+        carried = [one if one.carried_from else replace(one, carried_from=FINISHED) for one in not_saved]
+        shared(ProcessRuns).findings.update(dict.fromkeys([*found, *carried]))
         for part in self._parts:
             adopted = self._or_by_weights(part, functools.partial(part.adopt, saved.of(part.name)))
             found += [one for one in adopted if one.effect == "lost"]  # no step is left that could depend on more
@@ -294,11 +328,3 @@ class FitRestore:
         self._parts.variables.forget()
         self._parts.compile.is_not_restored = True
         return [Finding("as-compiled")]
-
-    def _apply_weights(self) -> list[Finding]:
-        """The model is not left untrained; random states and callbacks are as the script comes to the later fit."""
-        fit, saved = self._fit, self._resume.saved
-        build(fit, Built.of(saved))
-        with fit.model.distribute_strategy.scope():
-            load_backup.apply(fit.model, saved, self._cluster)
-        return []

@@ -101,7 +101,13 @@ def load_backup(
     cluster = Cluster.detect() if multi_worker.is_multi_worker(model.distribute_strategy) else Cluster()
     chosen = cluster.on_chief(lambda: select_backup.find_backup(store, commit, cluster.num_workers), _TAG)
     name = cluster.broadcast(None if chosen is None else chosen[0].name, _TAG, kind=str)
-    left = cluster.agree(lambda: _apply(store, model, cluster, name if chosen is None else chosen[1]), _TAG)
+
+    def read_and_set() -> list[str]:
+        _, saved = chosen or select_backup.find_backup(store, name, cluster.num_workers, cluster.worker_index)
+        with model.distribute_strategy.scope():
+            return apply(model, saved, cluster)
+
+    left = cluster.agree(read_and_set, _TAG)
     if left and cluster.is_chief:
         warn(missing_in_words(left))
     return model
@@ -175,13 +181,6 @@ def _ordered_like(ours: Sequence[str], saved: Sequence[str]) -> list[str]:
     for own_names, (layer, theirs) in zip(layers[0].values(), layers[1].items(), strict=False):
         ordered += [f"{layer}{name}" for name in (own_names if sorted(own_names) == sorted(theirs) else theirs)]
     return ordered
-
-
-def _apply(store: BackupStore, model: Any, cluster: Cluster, chosen: WorkerState | str) -> list[str]:
-    if isinstance(chosen, str):
-        chosen = select_backup.find_backup(store, chosen, cluster.num_workers, cluster.worker_index)[1]
-    with model.distribute_strategy.scope():
-        return apply(model, chosen, cluster)
 
 
 def require_built(model: Any) -> None:

@@ -12,11 +12,7 @@ from typing import Any
 import numpy as np
 
 from keras_dist_callbacks.backups import select_backup
-from keras_dist_callbacks.backups.snapshot import (
-    ARCHITECTURE,
-    VARIABLES,
-    WorkerState,
-)
+from keras_dist_callbacks.backups.snapshot import ARCHITECTURE, VARIABLES, WorkerState
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.base import errors
 from keras_dist_callbacks.base.errors import ConfigError, KdcError
@@ -65,7 +61,6 @@ def model_creation_error(shown: str, error: Exception, advice: str) -> ConfigErr
 
 
 _OWN_LAYERS = "Name the modules of your own layers with --import, or give a model file with --model"
-_MODEL_FILE = "Give a model file with --model"
 
 
 def export(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +78,10 @@ def export(request: Mapping[str, Any]) -> dict[str, Any]:
         StorageError: The store cannot be read.
     """
     for name in request["import"]:
-        _import(name)
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise ConfigError(f"--import {name}: {type(error).__name__}: {error}") from error
     store = BackupStore(Storage.open(request["directory"], request["storage_options"]))
     commit, saved = select_backup.find_backup(store, request["commit"], Cluster().num_workers)
     model = _model_of(request["model"], saved)
@@ -96,32 +94,22 @@ def export(request: Mapping[str, Any]) -> dict[str, Any]:
     return {"commit": commit.label, "position": str(saved.position), "tensors": len(saved_names(saved.of(VARIABLES)))}
 
 
-def _import(name: str) -> None:
-    try:
-        importlib.import_module(name)
-    except Exception as error:
-        raise ConfigError(f"--import {name}: {type(error).__name__}: {error}") from error
-
-
 def _model_of(path: str | None, saved: WorkerState) -> Any:
     if path is None:
-        text = architecture_json(saved.tensors, "the backup", _MODEL_FILE)
+        text = architecture_json(saved.tensors, "the backup", "Give a model file with --model")
         return model_of(text, "the architecture in the backup", _OWN_LAYERS)
     if not path.endswith(".keras"):
-        return model_of(_text_of(path), path, _OWN_LAYERS)
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--model {path} cannot be read: {error}") from error
+        return model_of(text, path, _OWN_LAYERS)
     import keras
 
     try:
         return keras.models.load_model(path, safe_mode=True)
     except Exception as error:
         raise model_creation_error(path, error, _OWN_LAYERS) from error
-
-
-def _text_of(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--model {path} cannot be read: {error}") from error
 
 
 def main() -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from keras_dist_callbacks._compat import running_fit
 from keras_dist_callbacks._compat.shortened import most_batches, shorten
@@ -15,7 +15,6 @@ from keras_dist_callbacks.backups.snapshot import WorkerState
 from keras_dist_callbacks.base.process import shared
 from keras_dist_callbacks.base.process_runs import ProcessRuns
 from keras_dist_callbacks.base.terminal import write_line
-from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.rehearsal import records
 from keras_dist_callbacks.rehearsal.plan import Kill, Plan
 from keras_dist_callbacks.run.engine.schedule import SavePolicy, Schedule
@@ -69,7 +68,7 @@ class RehearsedSession(FitSession):
             f"{self.run.engine.directory}"
         )
         super().train_begin(callbacks)
-        self._last_step = self._progress.count.step
+        self._last_step = self._count.step
         self._note(
             "fit",
             worker=self.run.cluster.worker_index,
@@ -85,13 +84,13 @@ class RehearsedSession(FitSession):
     def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> bool:
         """An epoch begins, or the interrupted one is entered; whether steps follow."""
         runs = super().enter_epoch(steps)
-        self._note("epoch", epoch=self._progress.count.epoch, step=self._progress.count.step)
+        self._note("epoch", epoch=self._count.epoch, step=self._count.step)
         self._mark = time.perf_counter()
         return runs
 
     def after_step(self) -> None:
         """Saves if that is due, alone: the backup before is written first, so that each one's costs are its own."""
-        step, writing = self._progress.count.step, self.run.engine.writing
+        step, writing = self._count.step, self.run.engine.writing
         self._note("step", step=step, seconds=time.perf_counter() - self._mark, writing=writing)
         if self._saved_at is not None and step >= self._saved_at + _STEPS_AFTER_SAVE:
             self._kill_if("steps")
@@ -103,13 +102,15 @@ class RehearsedSession(FitSession):
         super().after_step()
         if is_due:
             self._note("save", step=step, seconds=time.perf_counter() - began)
-            self._kill_after_save(step)
+            if self._count.epoch > self._epochs.start or len(self._epochs) == 1:
+                self._saved_at = step
+                self._kill_if("backup")
         self._mark = time.perf_counter()
 
     def epoch_trained(self) -> None:
         """After an epoch's last step: the last occasion for a kill that found too few steps."""
         super().epoch_trained()
-        if self._is_last_epoch and self.run.engine.committed is not None:
+        if self._count.epoch + 1 >= self._epochs.stop and self.run.engine.committed is not None:
             self._kill_if("backup", "steps")
 
     def test_batch_end(self) -> None:
@@ -131,7 +132,7 @@ class RehearsedSession(FitSession):
         self._kill_if("end")
         self.run.engine.drain()
         super().train_end()
-        self._note("end", step=self._progress.count.step)
+        self._note("end", step=self._count.step)
 
     def _report(self, resume: Resume) -> None:
         try:
@@ -141,29 +142,16 @@ class RehearsedSession(FitSession):
             if found is not None:
                 self._note("restored", at=str(found.position), found=findings.to_json(found.findings))
 
-    @property
-    def _is_last_epoch(self) -> bool:
-        return self._progress.count.epoch + 1 >= self._epochs.stop
-
-    def _kill_after_save(self, step: int) -> None:
-        epoch = self._progress.count.epoch
-        if epoch > self._epochs.start or len(self._epochs) == 1:
-            self._saved_at = step
-            self._kill_if("backup")
-
     def _kill_if(self, *places: Kill) -> None:
-        if self._kill in places:
-            _kill(self.run.cluster, self.run.engine.drain, lambda: self._note("kill", place=self._kill))
+        """Ends this process as a lost machine does, once what was saved is committed; all workers at the same place."""
+        if self._kill not in places:
+            return
+        self.run.engine.drain(_KILL_SECONDS)
+        if self.run.cluster.num_workers > 1:
+            self.run.cluster.barrier("rehearsal-kill", _KILL_SECONDS)
+        self._note("kill", place=self._kill)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("SIGKILL cannot be handled")
 
     def _note(self, event: str, **values: Any) -> None:
         records.note(self._plan, event, fit=self._number, **values)
-
-
-def _kill(cluster: Cluster, drain: Callable[[float], bool], note: Callable[[], None]) -> NoReturn:
-    """Ends this process as a lost machine does, once what was saved is committed; all workers at the same place."""
-    drain(_KILL_SECONDS)
-    if cluster.num_workers > 1:
-        cluster.barrier("rehearsal-kill", _KILL_SECONDS)
-    note()
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("SIGKILL cannot be handled")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Collection
 from typing import Any
 
-from keras_dist_callbacks._compat.running_fit import RunningFit
-from keras_dist_callbacks.backups import finite, verdict
-from keras_dist_callbacks.backups.findings import FINISHED, Finding
-from keras_dist_callbacks.backups.snapshot import JSON, FitPlace, WorkerState
-from keras_dist_callbacks.base.process import shared
-from keras_dist_callbacks.base.process_runs import FitsIn, ProcessRuns
+from keras_dist_callbacks.backups import finite
+from keras_dist_callbacks.backups.findings import Finding
+from keras_dist_callbacks.backups.snapshot import FitPlace, WorkerState
+from keras_dist_callbacks.base.process_runs import FitsIn
 from keras_dist_callbacks.base.terminal import warn
 from keras_dist_callbacks.checkpoints import files, foreign
 from keras_dist_callbacks.storage.storage import Storage
@@ -26,67 +23,13 @@ WHY_OF_ANOTHER = {
 """What shows that a backup is that of another fit, and the sentence for it."""
 
 
-def place_in_script(runs: FitsIn, fit: RunningFit) -> FitPlace:
-    """Returns what distinguishes one fit of a process from another in the same directory."""
-    number = runs.last.number + 1
-    first = runs.last.first if runs.last.model() is fit.model else number
-    return FitPlace(number, first, int(fit.epochs), fit.initial_epoch)
-
-
-def match(
-    saved: WorkerState,
-    fit: FitPlace,
-    seed: JSON,
-    *,
-    is_same: bool,
-    other_rows: Callable[[], bool],
-    left_by_other_model: bool,
-) -> tuple[int, int, tuple[str, ...]]:
-    """Finds out which fit of the interrupted process this one is, and whether a backup can serve it.
-
-    Layers are not compared here: variables that do not fit are an error wherever they are assigned.
-
-    Args:
-        saved: The backup.
-        fit: As of `place_in_script`.
-        seed: The global seed now.
-        is_same: Whether the fit that saved the backup was given the same.
-        other_rows: Whether the input begins with other rows.
-        left_by_other_model: Whether a fit of this process with another model has ended with it, and this fit has
-            nothing to add.
-
-    Returns:
-        The fit's number then, the number of the first fit of its model, and what shows that the backup is that of
-        another fit: nothing, or a name of `WHY_OF_ANOTHER` and what fills its sentence.
-    """
-    before = saved.fit
-    number, first = fit.number, fit.first
-    if (before.epochs, before.initial_epoch) == (fit.epochs, fit.initial_epoch):
-        is_the_only_one = is_same and not before.repeats
-        if is_the_only_one or before.initial_epoch > 0:  # the script skips those that are finished
-            number, first = before.number, before.first
-    why: tuple[str, ...] = ()
-    was = saved.info.get("seed")
-    if number < before.first:
-        why = "later-model", str(before.number + 1), str(number + 1)
-    elif left_by_other_model:
-        why = ("other-model",)
-    elif not before.first == before.number <= number or not (number == first or leaves_no_step(saved, fit.epochs)):
-        pass  # in a row of fits of one model, the number decides
-    elif None not in (was, seed) and was != seed:
-        why = "seed", str(was), str(seed)
-    elif other_rows():
-        why = ("rows",)
-    return number, first, why
-
-
 def another_fit_message(directory: str, saved: WorkerState, why: tuple[str, ...], *, deletes: bool) -> str:
     """Returns what is raised instead of training or restoring.
 
     Args:
         directory: Of the backup.
         saved: The backup.
-        why: As of `match`.
+        why: What shows that it is that of another fit: a name of `WHY_OF_ANOTHER`, and what fills its sentence.
         deletes: Whether this fit deletes its backup at its end.
     """
     name, *values = why
@@ -97,23 +40,6 @@ def another_fit_message(directory: str, saved: WorkerState, why: tuple[str, ...]
         f"running it as it was; give this one a directory of its own{keeping}, or delete {directory} first if what it "
         "holds is not needed; load_backup reads its weights"
     )
-
-
-def note_finished(saved: WorkerState, *, has_ended: bool) -> list[Finding]:
-    """A fit of this process was finished before: what its backup could not save is not as it was after it.
-
-    Args:
-        saved: The backup.
-        has_ended: Whether it is the end of this fit, and not a later step.
-
-    Returns:
-        On what this fit itself depends.
-    """
-    later = [] if has_ended else [Finding("model-is-later", detail=(str(saved.position),))]
-    not_saved = verdict.found_in(saved, verdict.LASTING)
-    carried = [one if one.carried_from else replace(one, carried_from=FINISHED) for one in not_saved]
-    shared(ProcessRuns).findings.update(dict.fromkeys([*later, *carried]))
-    return later
 
 
 def warn_of_shared_directory(directory: str, fit: FitPlace, *, deletes: bool) -> None:

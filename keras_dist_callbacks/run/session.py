@@ -13,7 +13,7 @@ from keras_dist_callbacks._compat.fit_hooks import control
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.findings import Finding, sentences
 from keras_dist_callbacks.backups.restored import Restored
-from keras_dist_callbacks.backups.snapshot import Snapshot, WorkerState
+from keras_dist_callbacks.backups.snapshot import FitPlace, Snapshot, WorkerState
 from keras_dist_callbacks.base.errors import BackupError, ConfigError, Diverged
 from keras_dist_callbacks.base.process import shared
 from keras_dist_callbacks.base.process_runs import Ended, ProcessRuns, fits_in, fits_of, reference
@@ -33,7 +33,6 @@ from keras_dist_callbacks.state.fit_parts import FitParts
 from keras_dist_callbacks.state.inputs import order
 from keras_dist_callbacks.state.missed_hooks import missed_hooks
 from keras_dist_callbacks.state.part import snapshot_of
-from keras_dist_callbacks.state.progress import Progress
 from keras_dist_callbacks.state.training_objects import require_fit
 
 _RESTORE: Category = "unproductive_checkpoint_restore_time"
@@ -78,7 +77,10 @@ class FitSession:
         stopwatch().enter("training_prep")
         self._fit, self.run, self._options = fit, run, options
         self._runs = fits_in(run.engine.directory)
-        self._this_fit = resume_mode.place_in_script(self._runs, fit)
+        last = self._runs.last
+        number = last.number + 1
+        first = last.first if last.model() is fit.model else number
+        self._this_fit = FitPlace(number, first, int(fit.epochs), fit.initial_epoch)
         self._resume: Resume | None = None
         self._request: StopRequest | None = None  # to leave, as soon as the step is over
         self._trained: Snapshot | None = None  # after an epoch's last step, until the next one begins
@@ -130,10 +132,16 @@ class FitSession:
         rollback = option if isinstance(option, Rollback) else None
         self._watch = divergence.LossWatch(rollback, known, self._fit.steps_per_execution)
         self._parts = parts = FitParts.of(
-            *(self._fit, others, self.run.cluster, self.run.engine.directory, self._this_fit, self._runs),
+            self._fit,
+            others,
+            self.run.cluster,
+            self.run.engine.directory,
+            self._this_fit,
+            self._runs,
             read_again=self._options.read_again,
             shown=self.run.engine.shows_progress,
         )
+        self._count = parts.progress.count
         if self._resume is not None and not is_built_later(self._fit, self._resume.saved):
             self._build(self._resume.saved)
         if self._resume is None and known is not None and known.windows:
@@ -141,7 +149,7 @@ class FitSession:
         self.run.description = describe_fit(self._fit, self.run.cluster.num_workers)
         if self._resume is not None:
             self._restore = FitRestore(
-                *(self._resume, self._fit, parts, self._this_fit, self._runs, self.run.cluster, self.run.schedule)
+                self._resume, self._fit, parts, self._this_fit, self._runs, self.run.cluster, self.run.schedule
             )
             self._restore.decide(self.run.description["seed"], deletes=self._options.deletes)
             if self._resume.mode is Mode.COMPLETE and self.run.engine.not_finite:
@@ -157,7 +165,7 @@ class FitSession:
             self.run.engine.claim(self.run.description)
         self._undo = control(self._fit, self)
         if self._resume is not None:
-            self._begin_restore(self._restore)
+            self._begin_restore()
             if self._resume.mode is Mode.CONTINUE:
                 self.run.earlier = verdict.found_in(self._resume.saved, verdict.LASTING)
             if not self._resume.is_pending:
@@ -165,10 +173,10 @@ class FitSession:
         if not self.runs_no_step:
             self.run.shutdown.begin()
 
-    def _begin_restore(self, restore: FitRestore) -> None:
+    def _begin_restore(self) -> None:
         try:
             with stopwatch().during(_RESTORE):
-                restore.begin()
+                self._restore.begin()
         except BaseException as error:  # fit's own handler sees none of what happens before its first epoch
             self.on_exception(error, in_step=False)
             raise
@@ -217,8 +225,8 @@ class FitSession:
                 "the same initial_epoch as before (the backup is unchanged)"
             )
         self._parts.input.begin_epoch(epoch)
-        self._progress.count.begin_epoch(epoch)
-        self.run.reported.begin_epoch(epoch, self._progress.count.step)
+        self._count.begin_epoch(epoch)
+        self.run.reported.begin_epoch(epoch, self._count.step)
 
     def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> bool:
         """Before the first batch: drops what was consumed and restores, if this is the interrupted epoch.
@@ -227,13 +235,13 @@ class FitSession:
             Whether steps follow: the run may have been told to stop before it was interrupted.
         """
         self._trained = None
-        self._progress.count.enter_epoch(None if self._fit.steps_per_epoch else self._fit.known_length)
-        if self._progress.count.epoch and not self._watch.epoch_before:  # else it has ended in this process
+        self._count.enter_epoch(None if self._fit.steps_per_epoch else self._fit.known_length)
+        if self._count.epoch and not self._watch.epoch_before:  # else it has ended in this process
             self._watch.epoch_before = self._fit.steps_per_epoch or self._fit.known_length or 0
         self._parts.input.note()
         self._parts.input_objects.note_epoch(is_read=True)
         if self._resume is None or not self._resume.is_pending:
-            self._parts.input.enter_epoch(self._progress.count.epoch, resuming=False)
+            self._parts.input.enter_epoch(self._count.epoch, resuming=False)
             self._parts.random_at_epoch.note_entered()
             if self._has_stepped:
                 stopwatch().enter("training")
@@ -250,21 +258,21 @@ class FitSession:
         """Whether a step is read past, because its batches led to a loss that was not finite."""
         if not self._watch.windows:  # as nearly always: this is asked before each step
             return False
-        is_skipped = self._watch.skips(self._progress.count.epoch, first, last)
+        is_skipped = self._watch.skips(self._count.epoch, first, last)
         if is_skipped:
-            self._progress.count.skip_to(last + 1)
+            self._count.skip_to(last + 1)
             self._only_skipped = self._only_skipped or first == 0
         return is_skipped
 
     def step_done(self, end_step: int, logs: Any) -> None:
         """A step is complete; its callbacks were not called yet."""
-        self._progress.count.trained_to(end_step)
+        self._count.trained_to(end_step)
         self._only_skipped = False
-        if self._options.on_nonfinite is not None and self._watch.is_due(self._progress.count.step):
+        if self._options.on_nonfinite is not None and self._watch.is_due(self._count.step):
             loss = running_fit.value_of_loss(logs)
-            if (note := self._watch.look(loss, self._progress.count.step)) and self.run.cluster.is_chief:
+            if (note := self._watch.look(loss, self._count.step)) and self.run.cluster.is_chief:
                 warn(note)
-        self.run.reported.step_done(self._progress.count.step)
+        self.run.reported.step_done(self._count.step)
         if not self._has_stepped:  # what the first step takes is mostly its trace
             self._has_stepped = True
             stopwatch().enter("training")
@@ -277,11 +285,12 @@ class FitSession:
 
     def batch_end(self) -> None:
         """After a step and all callbacks; fit looks at `stop_training` next."""
-        model = self._fit.model
+        model, why = self._fit.model, self._watch.why
         alone = self.run.cluster.num_workers > 1 and model.stop_training and not self._stops
         if alone:
             model.stop_training = False  # until all workers do it after the same step
-        self._act(self.run.shutdown.boundary(stop="stop_training" if alone else None, diverged=self._watch.why or None))
+        kind = DIVERGED if why else STOPPED if alone else None
+        self._act(self.run.shutdown.stop.boundary(kind, why or "stop_training"))
         if alone and self._request is not None:
             model.stop_training = True  # for the run that continues
 
@@ -289,20 +298,20 @@ class FitSession:
         """Between two steps, after all callbacks: saves if that is due, or leaves."""
         self._exit_if_requested(self._within)
         self.run.engine.poll()
-        self.run.save_when_due(self._progress.count.step, self._within)
+        self.run.save_when_due(self._count.step, self._within)
 
     def epoch_trained(self) -> None:
         """After an epoch's last step: what follows may be interrupted, and is then done again from its start."""
         if self._only_skipped:  # Keras would report a loss of 0.0, which would be the best
             running_fit.current_logs(self._fit.model).clear()
             self._only_skipped = False
-        self._progress.count.leave_epoch()
-        self._watch.epoch_before = self._progress.count.batch
+        self._count.leave_epoch()
+        self._watch.epoch_before = self._count.batch
         self.run.reported.enter(Phase.EPOCH_END)
         stopwatch().enter("other")
         self._runs.has_trained = True
         self._parts.input_objects.note_read()
-        self._parts.input.passes.epoch_trained(self._progress.count.epoch, self._progress.count.batch)
+        self._parts.input.passes.epoch_trained(self._count.epoch, self._count.batch)
         asked = self.run.shutdown.options
         if asked.save_before_preemption or asked.save_on_exception:
             self._trained = self._within()
@@ -310,7 +319,7 @@ class FitSession:
 
     def test_batch_end(self) -> None:
         """After a step of validation within fit."""
-        self._act(self.run.shutdown.boundary())
+        self._act(self.run.shutdown.stop.boundary())
         self._exit_if_requested(self._after_last_step)
 
     def validation_begin(self) -> None:
@@ -327,12 +336,12 @@ class FitSession:
 
     def epoch_end(self, epoch: int) -> None:
         """After every other callback's `on_epoch_end`."""
-        self._progress.count.end_epoch(epoch)
+        self._count.end_epoch(epoch)
         self.run.engine.poll()
         model = self._fit.model
         if self.run.cluster.num_workers > 1:
             model.stop_training = any(self.run.cluster.gather(bool(model.stop_training), "stop at an epoch's end"))
-        self._act(self.run.shutdown.boundary())
+        self._act(self.run.shutdown.stop.boundary())
         self._exit_if_requested(lambda: self._capture("between"))
         if self.run.schedule.at_epoch_end:
             self.run.engine.save(lambda: self._capture("between"))
@@ -371,7 +380,7 @@ class FitSession:
         """An exception leaves fit: what is known of training is committed before it is raised on."""
         known = not in_step and self.pending_backup is None and not self.runs_no_step
         try:
-            step = self._progress.count.step
+            step = self._count.step
             self.run.shutdown.on_exception(error, step, lambda: self._at_exception(error) if known else None)
         finally:
             self.close()
@@ -389,7 +398,7 @@ class FitSession:
         if request is None:
             return
         if request.kind == DIVERGED and self._watch.option is not None:
-            position = self._progress.count.position("within")
+            position = self._count.position("within")
             if (optimizer := self._fit.model.optimizer) is not None:
                 self._watch.accumulation = model_parts.accumulation(optimizer)
             self.run.engine.chronicle.end = DIVERGED
@@ -405,10 +414,8 @@ class FitSession:
         return self._trained or self._within()
 
     def _at_exception(self, error: BaseException) -> Snapshot | None:
-        count = self._progress.count
-        is_trained = (
-            count.is_within and count.batch > 0
-        )  # before its first step, hooks of the epoch have changed things
+        # Before the first step of an epoch, its hooks have changed things.
+        is_trained = self._count.is_within and self._count.batch > 0
         if self._trained is not None or not is_trained or building.unbuilt_layers(self._fit.model):
             return self._trained
         states = self._parts.callbacks
@@ -421,10 +428,9 @@ class FitSession:
         stopwatch().end_lap()
         self.run.shutdown.close()
         variables.forget(self._fit.model)
-        if self._undo is not None:
-            self._parts.input.close()
         self._fit.clear_initial_epoch()
         if self._undo is not None:
+            self._parts.input.close()
             self._undo()
             self._undo = None
         self._options.closed()
@@ -434,7 +440,7 @@ class FitSession:
     def _report(self, resume: Resume) -> None:
         position, is_skipped = resume.saved.position, resume.mode is Mode.SKIP
         found, again = self._restore.findings(self.run.description), shared(ProcessRuns).findings
-        found += [] if self._watch.before is None else self._watch.before.findings
+        found += [Finding("skipped-batches", detail=(str(window),)) for window in self._watch.windows]
         restored = self.run.resumed_from(resume.commit, position, found, is_skipped=is_skipped, without=again)
         self.run.reported.begin_epoch(position.epoch, position.step)
         self._options.announce(restored)
@@ -445,11 +451,7 @@ class FitSession:
         fit, given = self._this_fit, self._parts.facts.digest
         return f"{given} {self.run.description['seed']} {fit.initial_epoch} {fit.epochs}"
 
-    @property
-    def _progress(self) -> Progress:
-        return self._parts.progress
-
     def _capture(self, kind: Literal["within", "between", "end"]) -> Snapshot:
         with gc_paused():
             self._this_fit.repeats = self._runs.given[self._given]
-            return snapshot_of(self._parts, self._progress.count.position(kind), self.run.earlier)
+            return snapshot_of(self._parts, self._count.position(kind), self.run.earlier)

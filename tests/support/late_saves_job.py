@@ -21,7 +21,7 @@ import keras
 
 import keras_dist_callbacks as kdc
 import tests.support.busy_machine  # noqa: F401 - it changes this process on request
-from keras_dist_callbacks.run.engine import engine
+from keras_dist_callbacks.run import run
 from keras_dist_callbacks.run.engine.worker_exchange import WorkerStateExchange
 from keras_dist_callbacks.run.engine.writer import shared_writer
 from tests.support.grouped import grouped
@@ -73,7 +73,7 @@ def main() -> None:
     slow: dict[str, Any] = {}
     if what:
         slow = {"max_bytes_per_second": BYTES_PER_SECOND[what], "when_busy": "wait" if what == "wait" else "late"}
-        engine.WorkerStateExchange = lambda cluster, name, most, _: WorkerStateExchange(
+        run.WorkerStateExchange = lambda cluster, name, most, _: WorkerStateExchange(
             cluster, name, most, TIMEOUT
         )  # all else may be slow
     backup = kdc.BackupAndRestore(directory / "backup", save_freq=1, delete_checkpoint=False, **grouped(**slow))

@@ -8,7 +8,6 @@ import os
 import msgspec
 
 from keras_dist_callbacks.backups.journal import AttemptRecord, Journal
-from keras_dist_callbacks.backups.snapshot import JSON
 from keras_dist_callbacks.base import validation
 from keras_dist_callbacks.base.progress_file import BEFORE
 from keras_dist_callbacks.base.stopwatch import stopwatch
@@ -24,38 +23,33 @@ class _Before(msgspec.Struct):
     step: int
 
 
-def _told_of_before() -> _Before | None:
-    told = os.environ.get(BEFORE)
-    return None if not told else validation.convert(json.loads(told), _Before)
-
-
 class Chronicle:
     """Knows the processes before this one, and what this one has done so far.
 
     Attributes:
+        past: The journal of the processes before.
         end: How the run ends; empty as long as it goes on.
     """
 
     def __init__(self) -> None:
         self._lap = stopwatch().lap
-        self._past, self._generation, self._first = Journal(), 0, 0
+        self.past = Journal()
+        self._generation, self._first = 0, 0
         self.end = ""
 
-    def begin(self, past: JSON, generation: int, first: int) -> None:
+    def begin(self, generation: int, first: int) -> None:
         """The run has claimed its directory.
 
         Args:
-            past: The journal of the processes before.
             generation: The run's number.
             first: Steps that were trained before.
         """
-        self._past = validation.convert(past, Journal)
-        newest = self._past.newest
-        before = _told_of_before()
+        self._generation, self._first = generation, first
+        told, newest = os.environ.get(BEFORE), self.past.newest
+        before = validation.convert(json.loads(told), _Before) if told else None
         if before is not None and newest is not None and newest.began > before.began - _CLOCK_SECONDS:
             after = max(0.0, before.ended - newest.heard)
-            self._past = self._past.with_attempt(msgspec.structs.replace(newest, after=after, after_step=before.step))
-        self._generation, self._first = generation, first
+            self.past = self.past.with_attempt(msgspec.structs.replace(newest, after=after, after_step=before.step))
 
     def now(self, step: int) -> Journal:
         """Returns the journal as it is now.
@@ -64,4 +58,4 @@ class Chronicle:
             step: Steps that are trained.
         """
         own = AttemptRecord(self._generation, self._lap.began, self._first, step, self._lap.read(), self.end)
-        return self._past.with_attempt(own)
+        return self.past.with_attempt(own)

@@ -190,7 +190,7 @@ class Committer:
                 snapshot.position,
                 referenced_blobs(records, store.staged),
                 tuple(records),
-                {**self._described(time.time()), **self._not_finite(snapshot, others)},
+                {**self._described(), **self._not_finite(snapshot, others)},
             )
         # A commit that fails may be there all the same: until one was read back, it is not known which commit is the
         # one before, so that the next ones refer to no tensor of any.
@@ -209,8 +209,9 @@ class Committer:
         unique = {f"{info.blob}:{info.key}": info for record in records for info in record.tensors.values()}
         self._known = [*known[-1:], unique]
 
-    def _described(self, now: float) -> Mapping[str, JSON]:
+    def _described(self) -> Mapping[str, JSON]:
         """What the manifest says of this run; `begun` is when the first backup of its training was committed."""
+        now = time.time()
         self.begun = now if self.begun is None else self.begun
         warnings = [dataclasses.asdict(one) for one in list(self._warnings)]  # another thread may add one
         return {

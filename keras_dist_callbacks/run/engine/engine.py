@@ -9,9 +9,6 @@ import platform
 import queue
 import time
 from collections.abc import Callable, Mapping
-from typing import Self
-
-import msgspec
 
 from keras_dist_callbacks.backups import journal as journals
 from keras_dist_callbacks.backups.finite import in_words
@@ -33,8 +30,7 @@ from keras_dist_callbacks.run.engine.committer import Committer, EngineOptions
 from keras_dist_callbacks.run.engine.events import Events
 from keras_dist_callbacks.run.engine.skipped_saves import SkippedSaves
 from keras_dist_callbacks.run.engine.worker_exchange import WorkerStateExchange
-from keras_dist_callbacks.run.engine.writer import Owner, Writer, shared_writer
-from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.run.engine.writer import Owner, Writer
 
 _LONG_SECONDS = 60.0
 
@@ -76,7 +72,6 @@ class BackupEngine:
         self.chronicle = Chronicle()
         self.events = Events(options.on_event if cluster.is_chief else None, self._notes.put)
         self._newest_cost: dict[str, float] = {}
-        self._past: JSON = {}  # the journal of the processes before
         self.rolled_back_from, self.not_finite = "", ()
         self.divergence: JSON = None
 
@@ -125,22 +120,6 @@ class BackupEngine:
         """What the snapshot of an unfinished backup holds; 0 without one, and before the first was begun."""
         return self._committer.state_bytes if self.writing else 0
 
-    @classmethod
-    def open(
-        cls, storage: Storage, cluster: Cluster, name: str, options: EngineOptions, is_alive: Callable[[], bool]
-    ) -> Self:
-        """An engine for one run, which writes through the queue that all runs of this process share.
-
-        Args:
-            storage: The backup directory.
-            cluster: Who takes part.
-            name: What distinguishes this run's messages from another's; the same on every worker.
-            options: How backups are written.
-            is_alive: Whether the run has not ended, to be asked in any thread.
-        """
-        exchange = WorkerStateExchange(cluster, name, options.write.max_local_state, cluster.patience)
-        return cls(BackupStore(storage), cluster, exchange, shared_writer(), options, is_alive)
-
     # --- at the start
 
     def prepare(self) -> None:
@@ -164,15 +143,14 @@ class BackupEngine:
             found = latest_intact(self._store, workers, allocate, verbose=self._options.progress)
             rollback = self._store.rollback_to(None if found is None else found[0])
             known = [] if found is None else [found[1].info.get(JOURNAL)]
-            journal = journals.continued(known, self._store.claims())
-            self._past = msgspec.to_builtins(journal)
+            self.chronicle.past = journals.continued(known, self._store.claims())
             return found, rollback
 
         chosen, rollback = self.cluster.on_chief(choose, "choosing a backup", timeout) or (None, None)
         name = self.cluster.broadcast(chosen[0].name if chosen else None, "chosen backup", timeout, kind=str | None)
         past = ("", None) if rollback is None else (rollback.rolled_back_from, rollback.info.get(DIVERGENCE))
-        told = self.cluster.broadcast(past, "rollback", timeout, kind=tuple[str, JSON])
-        self.rolled_back_from, self.divergence = told
+        past = self.cluster.broadcast(past, "rollback", timeout, kind=tuple[str, JSON])
+        self.rolled_back_from, self.divergence = past
         if name is None:
             self._report_backup(None)
             return None
@@ -191,27 +169,23 @@ class BackupEngine:
         self._report_backup(state.position)
         return commit, state
 
-    def claim(self, info: Mapping[str, JSON], by: str = "BackupAndRestore") -> int:
+    def claim(self, info: Mapping[str, JSON], by: str = "BackupAndRestore") -> None:
         """Takes the directory for this run; fences every earlier one.
 
         Args:
             info: What manifests say about this run: versions, strategy, replicas.
             by: What claims it, for the message that an earlier run gets.
-
-        Returns:
-            The generation, on every worker.
         """
         past = {} if self.divergence is None else {DIVERGENCE: self.divergence}
         described = {**info, **past, "python": platform.python_version(), "workers": self.cluster.num_workers}
         self._committer.info = described
         taken = self.cluster.on_chief(lambda: self._store.claim(described, by), "claiming the backup directory")
         self._store.generation = int(self.cluster.broadcast(taken, "generation", kind=int))
-        self.chronicle.begin(self._past, self._store.generation, self.committed.step if self.committed else 0)
+        self.chronicle.begin(self._store.generation, self.committed.step if self.committed else 0)
         self.events.attempt = self._store.generation
         self.events.happened("attempt_started", self.committed)
         if self.rolled_back_from:
             self.events.happened("rolled_back", self.committed, f"from {self.rolled_back_from}")
-        return self._store.generation
 
     # --- while training
 
@@ -266,13 +240,13 @@ class BackupEngine:
         """Lets what happened in the background surface: failures are raised, notes become warnings."""
         if self._writer.failed(self._owner):
             self._writer.raise_failure(self._owner)
-        for note in self.take_notes():
-            warn(note)
+        while not self._notes.empty():  # one thread takes them
+            warn(self._notes.get())
 
     def take_notes(self) -> list[str]:
         """What happened in the background and was not reported yet."""
         notes = []
-        while not self._notes.empty():  # one thread takes them
+        while not self._notes.empty():
             notes.append(self._notes.get())
         return notes
 
@@ -389,7 +363,7 @@ class BackupEngine:
     def _delete_everything(self) -> None:
         progress_file().forget_backup(self.directory)  # killed meanwhile, it may or may not be there
         try:
-            self._store.delete_everything(self.chronicle.now(self.committed.step if self.committed else 0))
+            self._store.delete_everything(self._journal)
         except StorageError as error:
             self._note(
                 f"the backup could not be deleted: {error}. Delete {self.directory} before another training uses it, "
@@ -399,9 +373,14 @@ class BackupEngine:
             self._report_backup(None)
 
     @property
+    def _journal(self) -> Journal:
+        """What is known of this training up to its newest backup."""
+        return self.chronicle.now(self.committed.step if self.committed else 0)
+
+    @property
     def summary(self) -> str:
         """Where the time of this training has gone, in words; empty for a single short run, and but on the chief."""
-        journal = self.chronicle.now(self.committed.step if self.committed else 0)
+        journal = self._journal
         is_long = journal.starts > 1 or sum(journal.totals().values()) >= _LONG_SECONDS
         return journals.summary(journal) if is_long and self.cluster.is_chief else ""
 
@@ -410,7 +389,7 @@ class BackupEngine:
 
         `goodput/goodput` is a share, `badput/...` are seconds, `backup/...` is of the newest backup.
         """
-        totals = self.chronicle.now(self.committed.step if self.committed else 0).totals()
+        totals = self._journal.totals()
         whole, training = sum(totals.values()), totals.pop("training", 0.0)
         found = {"goodput/goodput": training / whole if whole else 0.0}
         found |= {f"badput/{category}": seconds for category, seconds in totals.items()}

@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -22,10 +22,6 @@ from keras_dist_callbacks.base import validation
 from keras_dist_callbacks.base.errors import ConfigError
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.options import MAX_OVERHEAD
-
-if TYPE_CHECKING:
-    pass
-
 
 _Share = Annotated[float, Meta(gt=0, lt=1, description="between 0 and 1, such as 0.02 for 2 %")]
 
@@ -149,8 +145,8 @@ class Schedule:
 
     @property
     def is_late(self) -> bool:
-        """Whether a backup was due at a fixed interval and waits for the one before; known on the chief."""
-        return self._late_since is not None and self.every is not None
+        """Whether a backup was due and waits for the one before; known on the chief."""
+        return self._late_since is not None
 
     def due(self, step: int, writing: bool) -> bool:
         """Whether a backup is to be taken now; every worker asks after the same steps.
@@ -175,7 +171,12 @@ class Schedule:
         """0 if a backup is to be taken now; else in how many steps to ask again."""
         if not is_late:
             self._late_since = None
-            return 0 if self._meter is None else self._meter.steps_to_wait(self._steps_to_next_check(step))
+            if self._meter is None:
+                return 0
+            while self._looks and self._begun + self._looks[0] <= step:
+                self._looks.popleft()
+            to_next_look = self._begun + self._looks[0] - step if self._looks else 0
+            return self._meter.steps_to_wait(to_next_look)
         if self._late_since is None:
             self._late_since = step
         if self._cluster.num_workers == 1:
@@ -191,11 +192,6 @@ class Schedule:
         if self._meter is not None:
             self._looks.clear()
             self._next = self._last + self._agreed(self._meter.interval(blocked))
-
-    def _steps_to_next_check(self, step: int) -> int:
-        while self._looks and self._begun + self._looks[0] <= step:
-            self._looks.popleft()
-        return self._begun + self._looks[0] - step if self._looks else 0
 
     def _agreed(self, steps: int) -> int:
         return int(self._cluster.broadcast(steps, "save interval", kind=int))
@@ -251,21 +247,18 @@ class _CostMeter:
         if self._policy.every_seconds is not None:
             steps = max(1, round(self._policy.every_seconds / self._per_step()))
         else:
-            steps = self._affordable(blocked)
+            step = statistics.median(self._quiet) if self._quiet else self._per_step()
+            written = len(self._disturbed)
+            if self._blocked is None:  # what the write of the first backup costs is not known yet
+                least = min(_FIRST_INTERVAL[0], math.ceil(_FIRST_INTERVAL[1] / max(step, 1e-9)))
+            else:  # one slow step for another reason is not a cost of the backup: the sum counts, not each step
+                self._costs.append(self._blocked + max(0.0, sum(self._disturbed) - step * written))
+                least = 1
+            cost = max(statistics.fmean(self._costs) if self._costs else 0.0, blocked)
+            steps = max(math.ceil(cost / (self._policy.max_overhead or 1.0) / max(step, 1e-9)), written + 1, least)
         self._since = self._before = self._clock()  # what the save kept is not part of the next step
         self._blocked, self._disturbed, self._steps = blocked, [], 0
         return steps
 
     def _per_step(self) -> float:
         return max(1e-9, (self._clock() - self._since) / max(1, self._steps))
-
-    def _affordable(self, blocked: float) -> int:
-        step = statistics.median(self._quiet) if self._quiet else self._per_step()
-        written = len(self._disturbed)
-        if self._blocked is not None:
-            # One slow step for another reason is not a cost of the backup: the sum counts, not each step.
-            self._costs.append(self._blocked + max(0.0, sum(self._disturbed) - step * written))
-        cost = max(statistics.fmean(self._costs) if self._costs else 0.0, blocked)
-        steps = math.ceil(cost / (self._policy.max_overhead or 1.0) / max(step, 1e-9))
-        first = min(_FIRST_INTERVAL[0], math.ceil(_FIRST_INTERVAL[1] / max(step, 1e-9))) if self._blocked is None else 1
-        return max(steps, written + 1, first)

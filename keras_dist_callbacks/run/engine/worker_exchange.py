@@ -14,7 +14,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,10 +93,20 @@ class WorkerStateExchange:
             topics = _topic_hashes(snapshot.state) if self.cluster.num_workers > 1 else {}
             known = [*topics, *prints]
             for worker in range(1, self.cluster.num_workers):
-                hello, differing = self._ask(worker, save, prints, topics)
+                source = f"worker {worker} in save {save}"
+                hello: _Hello = _understood(self._receive(save, worker, "hello"), _Hello, source)
+                differing = [name for name, fingerprint in hello.tensors.items() if prints.get(name) != fingerprint]
+                wanted = {"tensors": differing, "topics": [t for t, h in hello.topics.items() if topics.get(t) != h]}
+                messaging.publish(self._key(save, worker, "wanted"), _dump(wanted), self.timeout)
                 unanswered = worker + 1
+                head, tensors = _unpack_message(self._receive(save, worker, "values"), hello.tensors, source)
+                messaging.publish(self._key(save, worker, "taken"), b"", self.timeout)
                 none = [name for name in known if name not in hello.topics and name not in hello.tensors]
-                found.append(self._take(worker, save, hello, differing, none))
+                state = {**dict.fromkeys(none), **head.state}
+                if len(tensors) < len(differing):
+                    state[f"engine/{FINDINGS}"] = findings.to_json([Finding("local-state", f"worker {worker}")])
+                held = {name: SharedArray(array) for name, array in tensors.items()}
+                found.append(LocalState(held, {name: hello.tensors[name] for name in held}, state))
         except BaseException:
             self.skip(save, first=unanswered)
             raise
@@ -130,8 +140,19 @@ class WorkerStateExchange:
             messaging.delete_key(self._key(save, me, "hello"), sent)
         messaging.delete_key(self._key(save, me, "wanted"), messaging.chunk_count(answer))
         messaging.delete_key(self._key(save, me, "queued"))
-        if answer != _SKIP:
-            self._send_state(save, me, snapshot, _understood(answer, _Wanted, f"the chief in save {save}"))
+        if answer == _SKIP:
+            return
+        wanted: _Wanted = _understood(answer, _Wanted, f"the chief in save {save}")
+        if not (snapshot.tensors.keys() >= set(wanted.tensors) and snapshot.state.keys() >= set(wanted.topics)):
+            raise BackupError(f"in save {save} the chief requested tensors that this worker does not have")
+        arrays = {name: snapshot.tensors[name].array() for name in wanted.tensors}
+        if sum(array.nbytes for array in arrays.values()) > self.max_local_state:
+            arrays = {}  # the chief finds that they are missing
+        body = {"state": {topic: snapshot.state[topic] for topic in wanted.topics}, "sent": list(arrays)}
+        sent = messaging.publish(self._key(save, me, "values"), _pack_message(body, arrays), self.timeout)
+        messaging.fetch(self._key(save, me, "taken"), self.timeout, self.abort.is_set)
+        messaging.delete_key(self._key(save, me, "values"), sent)
+        messaging.delete_key(self._key(save, me, "taken"))
 
     def _answer(self, save: int, me: int) -> bytes:
         """What the chief says to a worker's hello; for a queued save, that may take any time."""
@@ -144,40 +165,6 @@ class WorkerStateExchange:
         if answer is None:
             raise BackupError(f"the chief had not taken part in save {save} {_when_ended(began)}")
         return answer
-
-    def _send_state(self, save: int, me: int, snapshot: Snapshot, wanted: _Wanted) -> None:
-        if not (snapshot.tensors.keys() >= set(wanted.tensors) and snapshot.state.keys() >= set(wanted.topics)):
-            raise BackupError(f"in save {save} the chief requested tensors that this worker does not have")
-        arrays = {name: snapshot.tensors[name].array() for name in wanted.tensors}
-        if sum(array.nbytes for array in arrays.values()) > self.max_local_state:
-            arrays = {}
-        body = {"state": {topic: snapshot.state[topic] for topic in wanted.topics}, "sent": list(arrays)}
-        message = _pack_message(body, arrays)
-        sent = messaging.publish(self._key(save, me, "values"), message, self.timeout)
-        messaging.fetch(self._key(save, me, "taken"), self.timeout, self.abort.is_set)
-        messaging.delete_key(self._key(save, me, "values"), sent)
-        messaging.delete_key(self._key(save, me, "taken"))
-
-    def _ask(
-        self, worker: int, save: int, prints: Mapping[str, Fingerprint], topics: Mapping[str, str]
-    ) -> tuple[_Hello, list[str]]:
-        """Asks for what a worker has of its own: its hello, and the names of those tensors."""
-        message = self._receive(save, worker, "hello")
-        hello: _Hello = _understood(message, _Hello, _source(worker, save))
-        differing = [name for name, fingerprint in hello.tensors.items() if prints.get(name) != fingerprint]
-        wanted = {"tensors": differing, "topics": [t for t, h in hello.topics.items() if topics.get(t) != h]}
-        messaging.publish(self._key(save, worker, "wanted"), _dump(wanted), self.timeout)
-        return hello, differing
-
-    def _take(self, worker: int, save: int, hello: _Hello, differing: list[str], none: Iterable[str]) -> LocalState:
-        theirs = hello.tensors
-        head, tensors = _unpack_message(self._receive(save, worker, "values"), theirs, _source(worker, save))
-        messaging.publish(self._key(save, worker, "taken"), b"", self.timeout)
-        state = {**dict.fromkeys(none), **head.state}
-        if len(tensors) < len(differing):
-            state[f"engine/{FINDINGS}"] = findings.to_json([Finding("local-state", f"worker {worker}")])
-        held = {name: SharedArray(array) for name, array in tensors.items()}
-        return LocalState(held, {name: theirs[name] for name in held}, state)
 
     def _receive(self, save: int, worker: int, topic: str) -> bytes:
         began = time.monotonic()
@@ -212,10 +199,6 @@ class WorkerStateExchange:
 def _when_ended(began: float) -> str:
     why = messaging.lost()
     return f"when this run ended, {time.monotonic() - began:.1f} s after the request{f' ({why})' if why else ''}"
-
-
-def _source(worker: int, save: int) -> str:
-    return f"worker {worker} in save {save}"
 
 
 def _topic_hashes(state: Mapping[str, JSON]) -> dict[str, str]:

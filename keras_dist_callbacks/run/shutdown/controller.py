@@ -6,7 +6,7 @@ import enum
 import os
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import tensorflow as tf
 
@@ -39,7 +39,6 @@ _LOSS_BUDGET_SECONDS = 8.0
 _LEAST_SECONDS = 5.0  # to end in, once a loss is known
 _NOTICE_SECONDS = 4.0  # between the end of heartbeats' time and that
 _ALL_RAISE_SECONDS = 3.0  # for the other workers to raise too
-_Request = tuple[str, str, int, float | None] | None  # of a `StopRequest`
 
 
 class _Phase(enum.Enum):
@@ -85,6 +84,10 @@ class ShutdownController:
         engine: The run's.
         say: Prints a line, on the chief.
 
+    Attributes:
+        options: As given.
+        stop: What the workers agree on between two steps: whether to stop there.
+
     Raises:
         ConfigError: `peer_timeout` is over before the loss of a worker is known.
     """
@@ -93,25 +96,20 @@ class ShutdownController:
         self.options = options
         self._engine, self._cluster, self._say = engine, engine.cluster, say
         self._phase = _Phase.NEW
-        self._stop = CoordinatedStop(self._cluster, engine.name, self._on_request)
+        self.stop = CoordinatedStop(self._cluster, engine.name, self._on_request)
         self._signals = StopSignals(options, self._cluster.num_workers > 1, say, self._ask, self._note)
-        self._notices = self._notices_of(options)
-        self._watchdog = Watchdog(options.grace_period, self._last_message)
-        self._peer_loss_watchdog = Watchdog(_seconds_after_loss(self._cluster), self._message_after_loss)
-        self._process = os.getpid()
-
-    def _notices_of(self, options: ShutdownOptions) -> list[NoticePoller]:
-        """What is asked each second: the user's notice and, on the chief, the end of the job's time."""
-        found = []
+        self._notices: list[NoticePoller] = []
         if options.save_before_preemption and options.notice is not None:
-            notice = Notice.of(options.notice)
-            found.append(NoticePoller(notice, lambda why: self._stop.request(PREEMPTED, why)))
+            given = Notice.of(options.notice)
+            self._notices.append(NoticePoller(given, lambda why: self.stop.request(PREEMPTED, why)))
         if options.time_limit is not None:
             limit = TimeLimit.of(options.time_limit, options.grace_period, lambda: self._engine.seconds_to_save)
             if self._cluster.is_chief:  # which knows how long a save takes
-                notice = Notice(limit.name, limit.is_reached)
-                found.append(NoticePoller(notice, lambda why: self._stop.request(PREEMPTED, why, limit.left)))
-        return found
+                over = Notice(limit.name, limit.is_reached)
+                self._notices.append(NoticePoller(over, lambda why: self.stop.request(PREEMPTED, why, limit.left)))
+        self._watchdog = Watchdog(options.grace_period, self._last_message)
+        self._peer_loss_watchdog = Watchdog(_seconds_after_loss(self._cluster), self._message_after_loss)
+        self._process = os.getpid()
 
     def begin(self) -> None:
         """Training begins: from now on signals are taken over."""
@@ -122,29 +120,21 @@ class ShutdownController:
         self._phase = _Phase.TRAINING
         shared(StoppableRuns).open.append(self)
         peer_monitor.begin(self._cluster, self._on_loss)
-        self._stop.start()
+        self.stop.start()
         self._signals.install()
-
-    def boundary(self, *, stop: str | None = None, diverged: str | None = None) -> StopRequest | None:
-        """Between two steps, on every worker; the request if this is where all stop.
-
-        Args:
-            stop: This worker is to stop here, for this reason, without leaving.
-            diverged: What is not finite on this worker: all are to leave.
-        """
-        kind = DIVERGED if diverged is not None else None if stop is None else STOPPED
-        return self._stop.boundary(kind, diverged or stop or "")
 
     def pending_at_end(self) -> StopRequest | None:
         """No step follows: a request that no boundary was left for, on any worker; later ones come too late."""
         self._signals.release_interrupt()
-        pending = self._stop.pending
+        pending = self.stop.pending
         wish = None if pending is None or pending.kind == STOPPED else list(astuple(pending))
-        found = next(filter(None, self._cluster.gather(wish, "stopping at the end", kind=_Request)), None)
-        if found is None:
-            self._phase = _Phase.FINISHING
-            self._watchdog.cancel()
-        return None if found is None else StopRequest(*found)
+        kind = tuple[str, str, int, float | None] | None
+        found = next(filter(None, self._cluster.gather(wish, "stopping at the end", kind=kind)), None)
+        if found is not None:
+            return StopRequest(*found)
+        self._phase = _Phase.FINISHING
+        self._watchdog.cancel()
+        return None
 
     def save_and_exit(self, request: StopRequest, snapshot: Snapshot) -> NoReturn:
         """Saves, and ends the run on every worker.
@@ -158,19 +148,27 @@ class ShutdownController:
             KeyboardInterrupt: Ctrl-C was pressed.
             Diverged: Training has computed what is not finite.
         """
-        self._phase = _Phase.EXITING
-        self._signals.step_is_over()
-        let_children_end()
+        self._begin_exit()
         preempted, position = request.kind == PREEMPTED, snapshot.position
         self._engine.chronicle.end = request.kind
         left = self._watchdog.left if preempted else _BUDGET_SECONDS
+        cause = f"{self._cause(request)} at {position}"
         try:
             saved = self._engine.leave(snapshot, left)
-            text = _outcome(request, saved, position, self._engine.take_notes(), self._cluster.num_workers)
         except ClusterError as error:
-            text = f"{_cause(request, self._cluster.num_workers)} at {position}: {error}"
+            text = f"{cause}: {error}"
+        else:
+            notes = self._engine.take_notes()
+            because = f" ({'; '.join(notes)})" if notes else ""
+            if saved is None:
+                text = f"{cause}; nothing is saved{because}"
+            elif saved.step == position.step:
+                text = f"{cause}; everything is saved"
+            else:
+                steps = position.step - saved.step
+                text = f"{cause}; not saved{because}: the newest backup is {steps} steps old"
         if request.kind == DIVERGED:
-            raise Diverged(f"{text}. `kdc rollback {self._engine.directory} --to ...` goes back to a backup before it")
+            raise self._diverged(text)
         if not preempted:
             raise KeyboardInterrupt(text)
         self._say(text + unless_restarted(". Start the job again to resume"))
@@ -191,15 +189,28 @@ class ShutdownController:
             Preempted: A restart continues.
             Diverged: It does not.
         """
+        self._begin_exit()
+        what, goes_on = act()
+        text = f"{self._cause(request)} at {position}; {what}"
+        if not goes_on:
+            raise self._diverged(text)
+        self._say(text + unless_restarted(". Start the job again to continue from there"))
+        raise Preempted(text)
+
+    def _begin_exit(self) -> None:
         self._phase = _Phase.EXITING
         self._signals.step_is_over()
         let_children_end()
-        what, goes_on = act()
-        text = f"{_cause(request, self._cluster.num_workers)} at {position}; {what}"
-        if not goes_on:
-            raise Diverged(f"{text}. `kdc rollback {self._engine.directory} --to ...` goes back to a backup before it")
-        self._say(text + unless_restarted(". Start the job again to continue from there"))
-        raise Preempted(text)
+
+    def _cause(self, request: StopRequest) -> str:
+        where = f" on worker {request.worker}" if self._cluster.num_workers > 1 else ""
+        if request.kind == DIVERGED:
+            return f"{request.why} is not finite{where}"
+        verb = "Preempted" if request.kind == PREEMPTED else "Interrupted"
+        return f"{verb} by {request.why}{where}"
+
+    def _diverged(self, text: str) -> Diverged:
+        return Diverged(f"{text}. `kdc rollback {self._engine.directory} --to ...` goes back to a backup before it")
 
     def on_exception(self, error: BaseException, step: int | None, at_hand: Callable[[], Snapshot | None]) -> None:
         """An exception ends the run: what was handed over is committed before it is raised on, and notes say more.
@@ -238,7 +249,7 @@ class ShutdownController:
             ends_with.add_note(note)
         if (request := self._preemption) is not None and isinstance(ends_with, Exception):
             reason = "; ".join([f"{type(ends_with).__name__}: {ends_with}", *getattr(ends_with, "__notes__", ())])
-            text = f"{_cause(request, self._cluster.num_workers)}, then {reason}"
+            text = f"{self._cause(request)}, then {reason}"
             self._phase = _Phase.EXITING
             self._say(text + unless_restarted(". Start the job again to resume"))
             raise Preempted(text) from ends_with
@@ -248,7 +259,7 @@ class ShutdownController:
     @property
     def _preemption(self) -> StopRequest | None:
         """What asks the process to end, if it does; a signal may come at any time."""
-        pending = self._stop.pending
+        pending = self.stop.pending
         return pending if pending is not None and pending.kind == PREEMPTED else None
 
     def _save_at(self, error: BaseException, step: int | None, at_hand: Callable[[], Snapshot | None]) -> bool:
@@ -258,7 +269,10 @@ class ShutdownController:
             return False
         try:
             snapshot = at_hand() if self._saves_at(error) else None
-            if not self._all_raise([step, None if snapshot is None else snapshot.position.kind]):
+            # One worker alone cannot save: an exception must have ended the run on all of them, at the same place.
+            where = [step, None if snapshot is None else snapshot.position.kind]
+            answers = self._cluster.gather_soon(where, f"{self._engine.name}/exception", _ALL_RAISE_SECONDS)
+            if answers is None or any(other != where for other in answers):
                 return False
             if snapshot is not None:
                 self._engine.save(lambda: snapshot)
@@ -267,25 +281,22 @@ class ShutdownController:
             return False
         return True
 
-    def _all_raise(self, where: list[Any]) -> bool:
-        """Returns whether an exception has ended the run on every worker, at the same place; one alone cannot save."""
-        answers = self._cluster.gather_soon(where, f"{self._engine.name}/exception", _ALL_RAISE_SECONDS)
-        return answers is not None and all(other == where for other in answers)
-
     def _cost(self, step: int | None, error: BaseException) -> list[str]:
         """Returns what a restart costs; of an error that each restart repeats, that it does not help."""
         newest, fenced = self._engine.committed, self._engine.fenced
         if fenced is not None and not fenced.nothing_left:
             return []  # what a restart finds is up to the newer run
         if is_repeated(error):
-            return [f"{where}; a restart alone raises this error again" for where in self._newest()]
-        lost = 0 if step is None else step - (newest.step if newest else 0)
-        if newest is None:
+            cost = "; a restart alone raises this error again"
+        elif newest is None:
             cost = "; a restart starts from the beginning"
-        elif lost > 0:
+        elif step is None:
+            cost = ""
+        elif step > newest.step:
+            lost = step - newest.step
             cost = f"; a restart trains {lost} step{'s' if lost > 1 else ''} again"
         else:
-            cost = "" if step is None else "; a restart loses no step"
+            cost = "; a restart loses no step"
         return [f"{where}{cost}" for where in self._newest()]
 
     def _newest(self) -> list[str]:
@@ -311,7 +322,7 @@ class ShutdownController:
         peer_monitor.end(self._on_loss)
         if self in shared(StoppableRuns).open:
             shared(StoppableRuns).open.remove(self)
-        self._stop.close()
+        self.stop.close()
         for notice in self._notices:
             notice.stop()
         if not exits:
@@ -329,11 +340,11 @@ class ShutdownController:
 
     def _note(self, kind: str, why: str) -> None:
         if self._phase in _LISTENING:
-            self._stop.note(kind, why)
+            self.stop.note(kind, why)
 
     def _ask(self, kind: str, why: str) -> None:
         if self._phase in _LISTENING:
-            self._stop.request(kind, why)
+            self.stop.request(kind, why)
 
     def _on_request(self, request: StopRequest) -> None:
         if request.kind == PREEMPTED and self._phase in _LISTENING:
@@ -378,24 +389,6 @@ def _seconds_after_loss(cluster: Cluster) -> float:
             f"environment, to {known + _LEAST_SECONDS:g} or more"
         )
     return max(_LEAST_SECONDS, peer_timeout - known)
-
-
-def _outcome(request: StopRequest, saved: Position | None, position: Position, notes: list[str], workers: int) -> str:
-    cause = f"{_cause(request, workers)} at {position}"
-    if saved is not None and saved.step == position.step:
-        return f"{cause}; everything is saved"
-    because = f" ({'; '.join(notes)})" if notes else ""
-    if saved is None:
-        return f"{cause}; nothing is saved{because}"
-    return f"{cause}; not saved{because}: the newest backup is {position.step - saved.step} steps old"
-
-
-def _cause(request: StopRequest, workers: int) -> str:
-    where = f" on worker {request.worker}" if workers > 1 else ""
-    if request.kind == DIVERGED:
-        return f"{request.why} is not finite{where}"
-    verb = "Preempted" if request.kind == PREEMPTED else "Interrupted"
-    return f"{verb} by {request.why}{where}"
 
 
 def _of_memory(error: BaseException, held: int) -> list[str]:

@@ -75,19 +75,14 @@ class SignalListener:
     Args:
         on_signal: Called with each signal, in the thread.
         in_handler: Called with it in Python's handler too; it may set a value, and nothing else.
-        held: Signals whose second arrival raises what Python's own handler does.
     """
 
     def __init__(
-        self,
-        on_signal: Callable[[signal.Signals], None],
-        in_handler: Callable[[signal.Signals], None],
-        held: Sequence[signal.Signals] = (signal.SIGINT,),
+        self, on_signal: Callable[[signal.Signals], None], in_handler: Callable[[signal.Signals], None]
     ) -> None:
         self._on_signal = on_signal
         self._note_in_handler = in_handler
-        self._held = set(held)
-        self._arrived: set[int] = set()
+        self._is_interrupted = False
         self._previous: dict[signal.Signals, Any] = {}
         self._pipe: tuple[int, int] | None = None
         self._wakeup: int | None = None
@@ -168,10 +163,10 @@ class SignalListener:
             with contextlib.suppress(BlockingIOError):  # the thread has enough to read
                 os.write(self._pipe[1], bytes([number]))
             self._note_in_handler(signal.Signals(number))
-        if number in self._held:
-            if number in self._arrived:
+        if number == signal.SIGINT:
+            if self._is_interrupted:  # the second Ctrl-C does not wait for the step
                 signal.default_int_handler(number, frame)
-            self._arrived.add(number)
+            self._is_interrupted = True
 
     def _read(self, reading: int) -> None:
         seen: set[int] = set()
