@@ -34,9 +34,8 @@ def make_again(fit: RunningFit, seed: int) -> Callable[[int], None]:
     from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
     iterator, adapter = fit.epoch_iterator, fit.epoch_iterator.data_adapter
-    with tf.device(
-        "CPU:0"
-    ):  # where orders are drawn; `tf.Variable` would be one for each replica in a strategy's scope
+    # On the CPU orders are drawn; `tf.Variable` would be one for each replica in a strategy's scope.
+    with tf.device("CPU:0"):
         number = ResourceVariable(0, dtype=tf.int64, trainable=False, name="order")
     given, adapter._inputs = adapter._inputs, _as_held(fit.data, adapter._inputs)
     try:

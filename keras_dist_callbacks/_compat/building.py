@@ -10,7 +10,7 @@ from typing import Any
 
 from keras_dist_callbacks._compat.model_parts import all_layers
 from keras_dist_callbacks._compat.running_fit import RunningFit
-from keras_dist_callbacks._compat.variables import GLOBAL_SEED_GENERATOR, named_variables, optimizers_within
+from keras_dist_callbacks._compat.variables import GLOBAL_SEED_GENERATOR, named_variables, optimizers_within, path_of
 from keras_dist_callbacks.base.errors import ConfigError
 
 
@@ -105,7 +105,14 @@ def build_optimizers_like(
         with model.distribute_strategy.scope():
             model.optimizer.build([weights[place] for place in places if place < len(weights)])
     build_optimizer_like(model.optimizer, model, names)
-    _build_other_optimizers_like(model, of_step)
+    numbered: list[str] = []  # as `named_variables` numbers paths that repeat
+    seen = collections.Counter[str]()
+    for name in of_step:
+        numbered.append(f"{name}#{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    for optimizer in optimizers_within(model):
+        if optimizer is not model.optimizer:
+            build_optimizer_like(optimizer, model, numbered)
     build_optimizer_if_saved(model, names, metrics)
 
 
@@ -122,7 +129,10 @@ def build_optimizer_like(optimizer: Any, model: Any, names: Iterable[str]) -> No
     if optimizer is None or optimizer.built:
         return
     names = list(names)
-    prefix = _prefix_of(optimizer, names)
+    # A LossScaleOptimizer that its first step builds puts its own name before those of the slots.
+    inner, prefix = inner_of(optimizer), ""
+    if inner is not optimizer and any(name.startswith(f"{optimizer.name}/{inner.name}/") for name in names):
+        prefix = f"{optimizer.name}/"
     alike = collections.defaultdict(list)  # a network and its clone have weights of the same names
     for variable in model.trainable_variables:
         alike[_slot_begin(optimizer, variable)].append(variable)
@@ -147,42 +157,19 @@ def weights_of_partial_slots(model: Any) -> list[int]:
     optimizer = model.optimizer
     trained = {id(variable): _slot_begin(optimizer, variable) for variable in optimizer._trainable_variables or ()}
     begins = set(trained.values())
-    with_slots = {_longest_begin(_path_of(variable), begins) for variable in optimizer.variables} - {None}
+    with_slots = {_longest_begin(path_of(variable), begins) for variable in optimizer.variables} - {None}
     if not 0 < len(with_slots) < len(begins):
         return []
     return [place for place, variable in enumerate(model.trainable_variables) if id(variable) in trained]
 
 
 def _slot_begin(optimizer: Any, variable: Any) -> str:
-    return f"{inner_of(optimizer).name}/{_path_of(variable).replace('/', '_')}"
-
-
-def _prefix_of(optimizer: Any, names: Iterable[str]) -> str:
-    """A LossScaleOptimizer that its first step builds puts its own name before those of the slots."""
-    inner = inner_of(optimizer)
-    is_within = any(name.startswith(f"{optimizer.name}/{inner.name}/") for name in names)
-    return f"{optimizer.name}/" if inner is not optimizer and is_within else ""
+    return f"{inner_of(optimizer).name}/{path_of(variable).replace('/', '_')}"
 
 
 def inner_of(optimizer: Any) -> Any:
     """Returns the optimizer that has the slots: of a LossScaleOptimizer, the one within it."""
     return getattr(optimizer, "inner_optimizer", optimizer)
-
-
-def _path_of(variable: Any) -> str:
-    return str(getattr(variable, "path", None) or variable.name)  # one of TensorFlow's has no path
-
-
-def _build_other_optimizers_like(model: Any, names: Iterable[str]) -> None:
-    """The same for the optimizers that are the model's without being `model.optimizer`."""
-    numbered: list[str] = []
-    seen = collections.Counter[str]()
-    for name in names:
-        numbered.append(f"{name}#{seen[name]}" if seen[name] else name)
-        seen[name] += 1
-    for optimizer in optimizers_within(model):
-        if optimizer is not model.optimizer:
-            build_optimizer_like(optimizer, model, numbered)
 
 
 def build_optimizer_if_saved(model: Any, names: Iterable[str], metrics: Collection[str]) -> None:

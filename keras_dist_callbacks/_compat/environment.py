@@ -7,7 +7,6 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -43,7 +42,9 @@ def describe() -> dict[str, str]:
     import tensorflow as tf
 
     model, instructions = _processor()
-    gpus = [_gpu_name(gpu) for gpu in tf.config.list_physical_devices("GPU")]
+    devices = tf.config.list_physical_devices("GPU")
+    details = tf.config.experimental.get_device_details
+    gpus = [str(details(device).get("device_name", device.name)) for device in devices]
     found = {
         "python": ".".join(map(str, sys.version_info[:3])),
         "numpy": np.__version__,
@@ -144,9 +145,3 @@ def _processor() -> tuple[str, str]:
         fields.get("model name") or platform.machine(),
         " ".join(sorted(flag for flag in flags if flag.startswith(_INSTRUCTIONS))),
     )
-
-
-def _gpu_name(device: Any) -> str:
-    import tensorflow as tf
-
-    return str(tf.config.experimental.get_device_details(device).get("device_name", device.name))

@@ -19,8 +19,6 @@ from keras_dist_callbacks._compat.incompatible import incompatible
 from keras_dist_callbacks._compat.running_fit import RunningFit, list_of_callbacks
 from keras_dist_callbacks._compat.shortened import most_batches, shorten
 
-_ITERATOR_METHODS = ("_enumerate_iterator", "catch_stop_iteration")
-
 
 class FitHooks(Protocol):
     """What is called as fit progresses."""
@@ -93,7 +91,9 @@ class _WrappedFit:
     def __init__(self, fit: RunningFit, listener: FitHooks) -> None:
         self._fit = fit
         self._listener = listener
-        self._callback_list = _list_of_callbacks(fit.model)
+        self._callback_list = list_of_callbacks(fit.model)
+        if not hasattr(self._callback_list, "on_epoch_begin"):
+            raise incompatible("fit() keeps no list `callbacks` with epoch hooks")
         self._wrapped: list[tuple[Any, str]] = []
         self._in_step = False
         self._end_step = 0
@@ -102,7 +102,7 @@ class _WrappedFit:
     def attach(self) -> Callable[[], None]:
         """Wraps; returns what takes it away."""
         iterator = self._fit.epoch_iterator
-        for name in (*_ITERATOR_METHODS, "_current_iterator", "_num_batches"):
+        for name in ("_enumerate_iterator", "catch_stop_iteration", "_current_iterator", "_num_batches"):
             if not hasattr(iterator, name):
                 raise incompatible(f"the epoch iterator has no {name}")
         enumerate_steps, catch = iterator._enumerate_iterator, iterator.catch_stop_iteration
@@ -129,7 +129,8 @@ class _WrappedFit:
         self, enumerate_steps: Callable[[], Iterator[tuple[Any, ...]]]
     ) -> Generator[tuple[Any, ...], None, None]:
         steps, per_execution = enumerate_steps(), self._fit.steps_per_execution
-        runs = self._listener.enter_epoch(_triple(step, per_execution) for step in steps)
+        # Before 3.11 or so Keras reported only the first batch of a step.
+        runs = self._listener.enter_epoch((step[0], step[0] + per_execution - 1, step[-1]) for step in steps)
         while self._held:
             self._held.pop()()
         if not runs:
@@ -137,7 +138,7 @@ class _WrappedFit:
         for step in steps:
             self._end_step = step[0] + per_execution - 1
             if self._listener.skips(step[0], self._end_step):
-                replay.read_past(step[-1], per_execution)
+                replay.pull(step[-1], per_execution)
                 continue
             yield step
             self._listener.after_step()
@@ -146,10 +147,10 @@ class _WrappedFit:
         """Keras' progress bar begins its epoch, with a line, after what `enter_epoch` says."""
         if not self._listener.before_epoch():
             return
-        for bar in [
-            callback for callback in self._callback_list.callbacks if type(callback) is keras.callbacks.ProgbarLogger
-        ]:
-            self._wrap(bar, "on_epoch_begin", functools.partial(self._hold, bar, bar.on_epoch_begin))
+        for callback in self._callback_list.callbacks:
+            if type(callback) is keras.callbacks.ProgbarLogger:
+                begin = functools.partial(self._hold, callback, callback.on_epoch_begin)
+                self._wrap(callback, "on_epoch_begin", begin)
 
     def _hold(self, bar: Any, begin: Callable[..., None], *arguments: Any, **named: Any) -> None:
         def begin_now() -> None:
@@ -162,11 +163,9 @@ class _WrappedFit:
 
     def _watch_steps(self) -> None:
         """Hooks around each batch, which are called between it and the check of `stop_training`."""
-        begin, end, test_end = (
-            getattr(self._callback_list, f"on_{name}")
-            for name in ("train_batch_begin", "train_batch_end", "test_batch_end")
-        )
-        listener = self._listener
+        callbacks, listener = self._callback_list, self._listener
+        begin, end = callbacks.on_train_batch_begin, callbacks.on_train_batch_end
+        test_end = callbacks.on_test_batch_end
 
         def batch_begin(batch: int, logs: Any = None) -> None:
             begin(batch, logs)
@@ -182,9 +181,9 @@ class _WrappedFit:
             test_end(batch, logs)
             listener.test_batch_end()
 
-        self._wrap(self._callback_list, "on_train_batch_begin", batch_begin)
-        self._wrap(self._callback_list, "on_train_batch_end", batch_end)
-        self._wrap(self._callback_list, "on_test_batch_end", test_batch_end)
+        self._wrap(callbacks, "on_train_batch_begin", batch_begin)
+        self._wrap(callbacks, "on_train_batch_end", batch_end)
+        self._wrap(callbacks, "on_test_batch_end", test_batch_end)
 
     def _watch(self, name: str, before: Callable[[], None] | None = None) -> None:
         hook = getattr(self._callback_list, name)
@@ -246,15 +245,3 @@ class _Watched:
         if error is not None and not swallowed:
             self._leaves(error)
         return swallowed
-
-
-def _triple(step: tuple[Any, ...], steps_per_execution: int) -> tuple[int, int, Any]:
-    """First and last batch of a step, and its data; before 3.11 or so Keras reported only the first batch."""
-    return step[0], step[0] + steps_per_execution - 1, step[-1]
-
-
-def _list_of_callbacks(model: Any) -> Any:
-    callbacks = list_of_callbacks(model)
-    if not hasattr(callbacks, "on_epoch_begin"):
-        raise incompatible("fit() keeps no list `callbacks` with epoch hooks")
-    return callbacks

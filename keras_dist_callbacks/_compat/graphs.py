@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,7 +198,7 @@ def _orders(nodes: Iterable[Any]) -> list[tuple[str, str]]:
 
 def operations_of(definition: Any) -> Operations:
     """Looks through a GraphDef and the functions in it."""
-    found = list(_nodes(definition))
+    found = [*definition.node, *(node for inner in definition.library.function for node in inner.node_def)]
     nodes = [(node.op, node.name) for node in found]
     return Operations(
         tuple(_label(op, name) for op, name in nodes if is_random(op)),
@@ -236,12 +236,6 @@ def seeds(graph: Any) -> dict[str, str]:
 def random_operations(function: Any) -> list[str]:
     """Those with a random state of their own in what was traced of a `tf.function`, as `type (name)`."""
     return [label for traced in concrete_functions(function) for label in operations(traced.graph).random]
-
-
-def _nodes(definition: Any) -> Iterator[Any]:
-    yield from definition.node
-    for inner in definition.library.function:
-        yield from inner.node_def
 
 
 def _label(op: str, name: str) -> str:
@@ -362,10 +356,7 @@ def concrete_functions(function: Any) -> list[Any]:
 
 def _compiled(function: Callable[..., Any]) -> Any:
     """Returns the `tf.function` that a train function of Keras calls, or is."""
-    return next((f for f in _reachable(function) if static.has(f, "_list_all_concrete_functions")), None)
-
-
-def _reachable(function: Any) -> Iterator[Any]:
-    yield function
-    for cell in getattr(function, "__closure__", None) or ():
-        yield cell.cell_contents
+    if static.has(function, "_list_all_concrete_functions"):
+        return function
+    enclosed = (cell.cell_contents for cell in getattr(function, "__closure__", None) or ())
+    return next((item for item in enclosed if static.has(item, "_list_all_concrete_functions")), None)

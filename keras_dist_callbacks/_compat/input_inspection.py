@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from keras_dist_callbacks._compat import data_service, graphs, pipeline, rng
+from keras_dist_callbacks._compat import graphs, pipeline, rng
 from keras_dist_callbacks.base import static
 
 _ADAPTERS = {
@@ -15,6 +15,8 @@ _ADAPTERS = {
     "TorchDataLoaderAdapter": "the torch DataLoader",
     "GrainDatasetAdapter": "the Grain dataset",
 }
+_SECONDS = 5.0
+"""How long the dispatcher of a tf.data service is waited for."""
 
 
 class PythonCode(NamedTuple):
@@ -78,7 +80,9 @@ def inspect_dataset(dataset: Any, adapter: Any = None, source: Any = None) -> In
     changed = {variable.key for variable in variables}
     reads = [r for r in graphs.distinct(r for s in stages for r in pipeline.captured(s)) if r.key not in changed]
     found = [*_loose_orders(dataset, stages), *_services(stages), *_shared_draws(stages)]
-    found += [*_races(dataset, stages, variables), *_early_ends(dataset), *_tables(stages)]
+    found += [*_races(dataset, stages, variables), *_early_ends(dataset)]
+    if any(operations.tables for stage in stages for operations in pipeline.function_operations(stage)):
+        found.append(("input-table",))
     cached = [r for r in pipeline.cached_reads(dataset) if r.key not in changed]
     python = tuple(_python(stages, dataset))
     return InputInspection(tuple(variables), tuple(reads), tuple(cached), python, tuple(dict.fromkeys(found)))
@@ -142,7 +146,8 @@ def _python(stages: list[Any], dataset: Any) -> Iterator[PythonCode]:
 
 def _loose_orders(dataset: Any, stages: list[Any]) -> Iterator[tuple[str, ...]]:
     """Whose order is left open, and of whom that could not be read."""
-    loose = _options_say_loose(pipeline.original(dataset))
+    whole = pipeline.original(dataset)
+    loose = hasattr(whole, "options") and whole.options().deterministic is False
     for stage in stages:
         found = pipeline.orders(stage, loose=loose)
         if found is None:
@@ -191,29 +196,34 @@ def _services(stages: list[Any]) -> Iterator[tuple[str, ...]]:
         if pipeline.kind_of(stage) != "DataService":
             continue
         address = _text(stage._address)
-        workers = data_service.worker_count(address) if _text(stage._protocol) == "grpc" else None
+        workers = worker_count(address) if _text(stage._protocol) == "grpc" else None
         if workers is None:
             yield "service-not-asked", address
         elif workers > 1:
             yield "service-workers", address, str(workers)
 
 
+def worker_count(address: str) -> int | None:
+    """Returns how many workers a tf.data service has; None if its dispatcher cannot be asked.
+
+    Clients have no other way to learn it.
+    """
+    import grpc  # TensorFlow depends on it
+    import tensorflow as tf
+
+    try:
+        with grpc.insecure_channel(address) as channel:
+            ask = channel.unary_unary("/tensorflow.data.DispatcherService/GetWorkers")
+            answer = ask(b"", timeout=_SECONDS)
+        return len(tf.train.BytesList.FromString(answer).value)  # this message too is one repeated field, the first
+    except Exception:  # noqa: BLE001 - whatever it is, the service cannot be asked
+        return None
+
+
 def _text(tensor: Any) -> str:
     return str(tensor.numpy().decode(errors="replace"))
 
 
-def _tables(stages: list[Any]) -> Iterator[tuple[str, ...]]:
-    if any(found.tables for stage in stages for found in pipeline.function_operations(stage)):
-        yield ("input-table",)
-
-
 def _is_parallel(stage: Any) -> bool:
-    calls = getattr(stage, "_num_parallel_calls", None)
-    return type(stage).__name__.strip("_").startswith(("Parallel", "MapAndBatch")) and (
-        calls is None or int(calls) != 1
-    )
-
-
-def _options_say_loose(dataset: Any) -> bool:
-    options = dataset.options() if hasattr(dataset, "options") else None
-    return options is not None and options.deterministic is False
+    can_be = type(stage).__name__.strip("_").startswith(("Parallel", "MapAndBatch"))
+    return can_be and not pipeline.calls_one(stage)

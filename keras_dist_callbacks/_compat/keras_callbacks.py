@@ -221,10 +221,6 @@ def _entry(cls: Any) -> Known | None:
     return next((entry for name, entry in _TABLE.items() if issubclass(cls, getattr(keras.callbacks, name))), None)
 
 
-_DERIVED = frozenset(["monitor_op"])
-"""Attributes that Keras makes of others when it first needs them."""
-
-
 def saved_names(cls: type, set_by_keras: Callable[[type], frozenset[str]]) -> frozenset[str]:
     """Returns names of attributes of a callback class that the table saves, or that hold what a library has for itself.
 
@@ -235,7 +231,8 @@ def saved_names(cls: type, set_by_keras: Callable[[type], frozenset[str]]) -> fr
     entry = _entry(cls)
     if entry is None:
         return frozenset()
-    return _DERIVED | (set_by_keras(cls) if entry.attributes is None else entry.attributes)
+    saved = set_by_keras(cls) if entry.attributes is None else entry.attributes
+    return saved | {"monitor_op"}  # which Keras makes of others when it first needs it
 
 
 def saved_attributes(callback: Any) -> frozenset[str]:

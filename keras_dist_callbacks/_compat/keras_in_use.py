@@ -6,8 +6,6 @@ from typing import Any
 
 from keras_dist_callbacks.base.errors import ConfigError
 
-_OTHER_KERAS = ("tf_keras", "tensorflow")
-
 
 def require_backend() -> None:
     """Makes sure that Keras runs on TensorFlow.
@@ -33,7 +31,7 @@ def require_model(model: Any) -> None:
     """
     require_backend()
     packages = [cls.__module__.partition(".")[0] for cls in type(model).__mro__ if cls.__name__ == "Model"]
-    package = next((name for name in packages if name in _OTHER_KERAS), None)
+    package = next((name for name in packages if name in ("tf_keras", "tensorflow")), None)
     if package is not None:
         what = "tf_keras, which is Keras 2" if package == "tf_keras" else "the Keras within TensorFlow"
         raise ConfigError(

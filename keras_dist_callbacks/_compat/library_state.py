@@ -84,8 +84,12 @@ def attributes(value: Any, *, of_training: bool, is_listed: bool = False) -> Ite
                 yield name, abs(item), "magnitude"  # Keras flips its sign when it first compares
             else:
                 yield name, item, "attribute"
-    for name, item in _slots(value):
-        yield name, item, "attribute"
+    cls: Any = type(value)
+    for name, member in _slots(cls):
+        try:
+            yield name, member.__get__(value), "attribute"
+        except AttributeError:  # not set
+            continue
     yield from parts(value, of_training=of_training)
 
 
@@ -98,9 +102,16 @@ def parts(value: Any, *, of_training: bool) -> Iterator[tuple[str, Any, str]]:
         for number, variable in enumerate(_variables(value)):
             yield f"variable {number}", variable, ""
     if not of_training and static.is_a(value, keras.Model | keras.callbacks.CallbackList):
-        yield from _parts_of_a_training(value)
+        # with these a callback trains by itself
+        for name in ("optimizer", "loss"):
+            if static.attribute(value, name) is not None:
+                yield name, static.attribute(value, name), ""
+        for number, callback in enumerate(value.callbacks if static.is_a(value, keras.callbacks.CallbackList) else ()):
+            yield f"callback {number}", callback, ""
     if static.is_a(value, keras.Layer) and value._layers:
-        layers = [x for x in value._flatten_layers(include_self=False, recursive=False) if not _is_input(x)]
+        within = value._flatten_layers(include_self=False, recursive=False)
+        # An InputLayer only says what comes in: Keras puts one before the others when it builds a model.
+        layers = [layer for layer in within if not static.is_a(layer, keras.layers.InputLayer)]
         for number, layer in enumerate(layers):
             yield f"layer {number}", layer, ""
     if static.is_a(value, keras.optimizers.Optimizer):  # LossScaleOptimizer, MultiOptimizer
@@ -108,17 +119,6 @@ def parts(value: Any, *, of_training: bool) -> Iterator[tuple[str, Any, str]]:
         wrapped = [static.attribute(value, "inner_optimizer"), *(several if isinstance(several, list | tuple) else ())]
         for number, inner in enumerate(x for x in wrapped if static.is_a(x, keras.optimizers.Optimizer)):
             yield f"optimizer {number}", inner, ""
-
-
-def _parts_of_a_training(value: Any) -> Iterator[tuple[str, Any, str]]:
-    """Those of a model, or of a list of callbacks, with which a callback trains by itself."""
-    import keras
-
-    for name in ("optimizer", "loss"):
-        if static.attribute(value, name) is not None:
-            yield name, static.attribute(value, name), ""
-    for number, callback in enumerate(value.callbacks if static.is_a(value, keras.callbacks.CallbackList) else ()):
-        yield f"callback {number}", callback, ""
 
 
 def is_model(value: Any) -> bool:
@@ -132,13 +132,6 @@ def compiled_metrics(model: Any) -> list[Any]:
     """Returns the variables of the loss and metrics that a model was compiled with, as far as they exist."""
     found = (static.attribute(model, name) for name in ("_loss_tracker", "_compile_metrics"))
     return [variable for metric in found if metric is not None for variable in metric.variables]
-
-
-def _is_input(layer: Any) -> bool:
-    """Returns whether a layer only says what comes in, as Keras puts one before the others when it builds a model."""
-    import keras
-
-    return static.is_a(layer, keras.layers.InputLayer)
 
 
 def may_be_state(value: Any, name: str, item: Any) -> bool:
@@ -338,17 +331,8 @@ def _variables(value: Any) -> list[Any]:
     return [*value.variables, *(state for state in states if isinstance(state, keras.Variable))]
 
 
-def _slots(value: Any) -> Iterator[tuple[str, Any]]:
-    cls: Any = type(value)
-    for name, member in _members(cls):
-        try:
-            yield name, member.__get__(value)
-        except AttributeError:  # not set
-            continue
-
-
 @functools.lru_cache(maxsize=1024)
-def _members(cls: Any) -> list[tuple[str, types.MemberDescriptorType]]:
+def _slots(cls: Any) -> list[tuple[str, types.MemberDescriptorType]]:
     held = [item for base in cls.__mro__ for item in vars(base).items()]
     return [(name, member) for name, member in held if isinstance(member, types.MemberDescriptorType)]
 

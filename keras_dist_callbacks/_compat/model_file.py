@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.saving import saving_lib
+from keras.src.saving.serialization_lib import SafeModeScope
 from tensorflow.core.protobuf import trackable_object_graph_pb2 as graphs
 
 from keras_dist_callbacks._compat.building import inner_of
@@ -133,17 +134,17 @@ def _stores(path: Path) -> Iterator[tuple[Any, Any]]:
 
 
 @contextlib.contextmanager
-def _loading_optimizers(model: Any, none: bool) -> Iterator[_NotLoaded]:
+def _loading_optimizers(model: Any, weights_only: bool) -> Iterator[_NotLoaded]:
     """Lets `_load_optimizer` take the place of the optimizers' method; yields those that it does not load.
 
-    With `none`, nothing takes its place.
+    With `weights_only`, nothing is loaded in its place.
     """
     not_loaded: _NotLoaded = {}
     outer = optimizers_within(model)
     inner = [inner_of(optimizer) for optimizer in outer if inner_of(optimizer) is not optimizer]
     for optimizer in outer:
         vars(optimizer)["load_own_variables"] = functools.partial(_load_optimizer, model, optimizer, not_loaded)
-    for optimizer in [*outer, *inner] if none else inner:
+    for optimizer in [*outer, *inner] if weights_only else inner:
         vars(optimizer)["load_own_variables"] = lambda store: None  # the outer one's variables are its own and these
     try:
         yield not_loaded
@@ -210,20 +211,11 @@ def _assign_once_built(optimizer: Any, values: Sequence[Any]) -> None:
     vars(optimizer)["build"] = build
 
 
-_HDF5 = (".h5", ".hdf5")
-
-
 def load_model(path: Path, custom_objects: Mapping[str, Any], *, compile: bool) -> Any:
     """Loads a complete model without running code that the file holds, such as that of a Lambda layer."""
-    import keras
-    from keras.src.saving.serialization_lib import SafeModeScope
-
     # Keras 3.8 ignores `safe_mode` for HDF5 files; newer versions open this scope themselves.
-    with SafeModeScope(True) if path.suffix in _HDF5 else contextlib.nullcontext():
+    with SafeModeScope(True) if path.suffix in (".h5", ".hdf5") else contextlib.nullcontext():
         return keras.models.load_model(path, custom_objects=custom_objects, compile=compile, safe_mode=True)
-
-
-_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 def restore_model(model: Any, prefix: str) -> None:
@@ -238,7 +230,10 @@ def restore_model(model: Any, prefix: str) -> None:
     Raises:
         ValueError: No part of the checkpoint has a value for every variable of the model.
     """
-    names = [name for name in _children_of_the_root(prefix) if not name.startswith("_") and name != "save_counter"]
+    graph = graphs.TrackableObjectGraph()
+    graph.ParseFromString(tf.train.load_checkpoint(prefix).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
+    children = [child.local_name for child in graph.nodes[0].children]
+    names = [name for name in children if not name.startswith("_") and name != "save_counter"]
     of_optimizer = [name for name in names if "opt" in name.lower()]
     reasons: list[str] = []
     for root in ["", *(name for name in names if name not in of_optimizer)]:
@@ -252,9 +247,3 @@ def restore_model(model: Any, prefix: str) -> None:
         else:
             return
     raise ValueError(f"no part of it holds the model ({'; '.join(reasons)})")
-
-
-def _children_of_the_root(prefix: str) -> list[str]:
-    graph = graphs.TrackableObjectGraph()
-    graph.ParseFromString(tf.train.load_checkpoint(prefix).get_tensor(_GRAPH))
-    return [child.local_name for child in graph.nodes[0].children]

@@ -21,9 +21,8 @@ def vocabulary_layers(model: Any) -> list[tuple[Any, list[Any]]]:
     """Layers with a vocabulary, which `adapt()` makes and training never changes, and the variables in them."""
     import tensorflow as tf
 
-    found = [
-        static.attribute(layer, "_lookup_layer", layer) for layer in all_layers(model)
-    ]  # that of a TextVectorization
+    # A TextVectorization keeps its vocabulary in a layer within it.
+    found = [static.attribute(layer, "_lookup_layer", layer) for layer in all_layers(model)]
     return [
         (lookup, [item for item in static.instance_dict(lookup).values() if isinstance(item, tf.Variable)])
         for lookup in {id(lookup): lookup for lookup in found}.values()

@@ -64,19 +64,17 @@ def made_from_graph(definition: Any, given: Mapping[str, Any], dataset: Any) -> 
 
 def captures_by_function(dataset: Any) -> dict[str, list[Any]]:
     """Returns the tensors that functions of a dataset captured, by the names that the functions have in its graph."""
-    found = [function.function for stage in stages(dataset) for function in _functions(stage)]
-    return {_text(function.name): list(function.captured_inputs) for function in found}
+    import tensorflow as tf
 
-
-def _text(name: Any) -> str:
-    return str(name.decode()) if isinstance(name, bytes) else str(name)
+    found = [function for stage in stages(dataset) for function in _functions(stage)]
+    return {tf.compat.as_str(function.name): list(function.captured_inputs) for function in found}
 
 
 def bytes_held(dataset: Any) -> int:
     """Returns how many bytes of data its graph would hold."""
     found = list({id(stage): stage for stage in stages(dataset)}.values())
     held = [tensor for stage in found for tensor in vars(stage).values()]
-    held += [tensor for stage in found for function in _functions(stage) for tensor in _captures(function)]
+    held += [tensor for stage in found for function in _functions(stage) for tensor in function.captured_inputs]
     return sum({id(tensor): _size(tensor) for tensor in held}.values())
 
 
@@ -120,7 +118,7 @@ def settings(stage: Any) -> dict[str, str]:
         if isinstance(value, bool | int | float | str | np.generic) and name not in _NO_SETTINGS:
             found[name.strip("_")] = str(value)
     for function in _functions(stage):
-        found.update({f"seed of {op}": seeds for op, seeds in graphs.seeds(function.function.graph).items()})
+        found.update({f"seed of {op}": seeds for op, seeds in graphs.seeds(function.graph).items()})
     return found
 
 
@@ -134,7 +132,8 @@ def seeds_of(stage: Any) -> dict[str, str]:
 
 def held_by_functions(stage: Any) -> list[list[Any]]:
     """Returns the tensors that each function of a stage captured, without handles."""
-    return [[t for t in _captures(f) if t.dtype.name not in ("resource", "variant")] for f in _functions(stage)]
+    handles = ("resource", "variant")
+    return [[tensor for tensor in f.captured_inputs if tensor.dtype.name not in handles] for f in _functions(stage)]
 
 
 def is_source(stage: Any) -> bool:
@@ -172,7 +171,7 @@ def hidden_graphs(stage: Any) -> list[Any]:
     """Returns the graphs of datasets that only a graph shows: those that functions captured, and what has no class."""
     import tensorflow as tf
 
-    variants = [t for function in _functions(stage) for t in _captures(function) if t.dtype.name == "variant"]
+    variants = [t for function in _functions(stage) for t in function.captured_inputs if t.dtype.name == "variant"]
     if type(stage).__name__ == "_VariantDataset" or "Snapshot" in kind_of(stage):
         variants.append(stage._variant_tensor)
     if any(isinstance(spec, tf.data.DatasetSpec) for spec in tf.nest.flatten(stage.element_spec)):
@@ -182,7 +181,7 @@ def hidden_graphs(stage: Any) -> list[Any]:
 
 def function_graphs(stage: Any) -> list[Any]:
     """Returns the graphs of a stage's functions."""
-    return [function.function.graph.as_graph_def() for function in _functions(stage)]
+    return [function.graph.as_graph_def() for function in _functions(stage)]
 
 
 def local_copies(dataset: Any) -> list[Any]:
@@ -206,7 +205,10 @@ def shuffles(dataset: Any) -> int:
 
 def caches_randomness(dataset: Any) -> bool:
     """Whether a shuffled order, or what a hidden random state made, is cached: its first pass decides all others."""
-    return any(shuffles(source) or any(map(_writes, stages(source))) for source in _cached(dataset))
+    return any(
+        shuffles(source) or any(found.writes for stage in stages(source) for found in function_operations(stage))
+        for source in _cached(dataset)
+    )
 
 
 def cached_reads(dataset: Any) -> list[graphs.Resource]:
@@ -221,7 +223,7 @@ def caches(dataset: Any) -> bool:
 
 def _cached(dataset: Any) -> list[Any]:
     caches = [stage for stage in stages(original(dataset)) if kind_of(stage) in _KEEPERS]
-    return [source for stage in caches for source in getattr(stage, "_inputs", list)()]
+    return [source for stage in caches for source in _inputs(stage)]
 
 
 _KEEPERS = ("Cache", "Snapshot", "LegacySnapshot")
@@ -241,18 +243,15 @@ def shared_before_files(datasets: Sequence[Any]) -> list[Any]:
     Args:
         datasets: All that one fit reads.
     """
-    found = {id(stage): stage for dataset in datasets for stage in stages(original(dataset)) if kept_in(stage)}
+    found = {id(stage): stage for dataset in datasets for stage in stages(original(dataset)) if _keeps_files(stage)}
     around = {key: {k for data in datasets for k in _drawn_by(original(data), without=found[key])} for key in found}
     return [stage for key, stage in found.items() if _drawn_by(stage) & around[key]]
 
 
-def kept_in(stage: Any) -> str | None:
-    """Returns the file or directory in which a stage keeps what its first pass has read."""
-    if kind_of(stage) not in _KEEPERS:
-        return None
-    path = getattr(stage, "_filename", getattr(stage, "_path", None))
-    path = getattr(path, "numpy", lambda: path)()
-    return (path.decode(errors="replace") if isinstance(path, bytes) else path) or None
+def _keeps_files(stage: Any) -> bool:
+    """Returns whether a stage keeps what its first pass has read in a file or directory, and not in memory."""
+    path: Any = getattr(stage, "_filename", getattr(stage, "_path", None))
+    return kind_of(stage) in _KEEPERS and bool(path.numpy() if hasattr(path, "numpy") else path)
 
 
 def _drawn_by(dataset: Any, without: Any = None) -> set[int]:
@@ -262,7 +261,7 @@ def _drawn_by(dataset: Any, without: Any = None) -> set[int]:
     own = {resource.key for resource in written(dataset)}
     if _draws(dataset) and getattr(dataset, "_reshuffle_each_iteration", True):
         own.add(id(dataset))
-    return own.union(*(_drawn_by(source, without) for source in getattr(dataset, "_inputs", list)()))
+    return own.union(*(_drawn_by(source, without) for source in _inputs(dataset)))
 
 
 def draws_during_pass(dataset: Any) -> bool:
@@ -276,7 +275,7 @@ def draws_during_pass(dataset: Any) -> bool:
 
 
 def _is_late(stage: Any) -> bool:
-    inputs, kind = list(getattr(stage, "_inputs", list)()), type(stage).__name__
+    inputs, kind = _inputs(stage), type(stage).__name__
     if kind == "_VariantDataset":
         return True
     late = inputs[1:] if "Concatenate" in kind or "Directed" in kind else inputs if "Repeat" in kind else []
@@ -293,7 +292,7 @@ def early_termination_paths(dataset: Any) -> list[tuple[tuple[int, ...], Any]]:
     """Stages whose pass may be over before their input's, with where in `occurrences` that input is."""
     found = []
     for path, stage in occurrences(original(dataset)):
-        inputs, kind = list(getattr(stage, "_inputs", list)()), type(stage).__name__.strip("_")
+        inputs, kind = _inputs(stage), type(stage).__name__.strip("_")
         sizes = [int(source.cardinality()) if hasattr(source, "cardinality") else _UNKNOWN for source in inputs]
         if kind in ("TakeDataset", "TakeWhileDataset"):
             own = int(stage.cardinality())
@@ -326,13 +325,13 @@ def python_functions(dataset: Any) -> list[Any]:
 
 def functions_of(stage: Any) -> list[Any]:
     """Returns the Python functions that a stage was given."""
-    return [f._func for f in _functions(stage) if callable(getattr(f, "_func", None))]
+    return [wrapper._func for wrapper in _wrappers(stage) if callable(getattr(wrapper, "_func", None))]
 
 
 def _captures_datasets(stage: Any) -> bool:
     import tensorflow as tf
 
-    return any(t.dtype == tf.variant for function in _functions(stage) for t in function.function.captured_inputs)
+    return any(t.dtype == tf.variant for function in _functions(stage) for t in function.captured_inputs)
 
 
 def reshuffling_stages(dataset: Any) -> list[Any]:
@@ -347,31 +346,33 @@ def reshuffling_stages(dataset: Any) -> list[Any]:
 def stages(dataset: Any) -> Iterator[Any]:
     """The dataset and everything upstream of it."""
     yield dataset
-    for source in getattr(dataset, "_inputs", list)():
+    for source in _inputs(dataset):
         yield from stages(source)
+
+
+def _inputs(stage: Any) -> list[Any]:
+    """Returns the datasets that a stage reads; none of the function of a distributed dataset."""
+    return list(stage._inputs()) if hasattr(stage, "_inputs") else []
 
 
 def occurrences(dataset: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Any]]:
     """Each stage as often as it is run, with where it is: a dataset that is used twice has two iterators."""
     yield path, dataset
-    for number, source in enumerate(getattr(dataset, "_inputs", list)()):
+    for number, source in enumerate(_inputs(dataset)):
         yield from occurrences(source, (*path, number))
-
-
-def _writes(stage: Any) -> bool:
-    return any(found.writes for found in function_operations(stage))
 
 
 def captured(stage: Any) -> list[graphs.Resource]:
     """Returns the variables that functions of the stage hold on to."""
-    return [resource for function in _functions(stage) for resource in graphs.resources(function.function)]
+    return [resource for function in _functions(stage) for resource in graphs.resources(function)]
 
 
 def written(stage: Any) -> list[graphs.Resource]:
     """Returns those of them that the functions may change."""
     return [
         resource
-        for function in (found.function for found in _functions(stage) if _looked_through(found.function).writes)
+        for function in _functions(stage)
+        if _looked_through(function).writes
         for resource in graphs.resources(function)
         if resource.key not in graphs.only_read(function)
     ]
@@ -387,17 +388,24 @@ def seed_states(datasets: Sequence[Any]) -> set[int]:
 
 def function_stages(stage: Any) -> list[str]:
     """Returns the kinds of datasets that functions of the stage make."""
-    ops = (op.type for function in _functions(stage) for op in function.function.graph.get_operations())
+    ops = (op.type for function in _functions(stage) for op in function.graph.get_operations())
     return [op for op in ops if "Dataset" in op]
 
 
 def function_operations(stage: Any) -> list[graphs.Operations]:
     """Returns what each function of the stage does."""
-    return [_looked_through(function.function) for function in _functions(stage)]
+    return [_looked_through(function) for function in _functions(stage)]
 
 
 def _functions(stage: Any) -> list[Any]:
-    return [f for f in getattr(stage, "_functions", list)() if hasattr(getattr(f, "function", None), "graph")]
+    """Returns what was traced of the functions of a stage."""
+    return [wrapper.function for wrapper in _wrappers(stage)]
+
+
+def _wrappers(stage: Any) -> list[Any]:
+    """Returns what TensorFlow puts around the functions of a stage, those that were traced."""
+    wrappers = stage._functions() if hasattr(stage, "_functions") else []
+    return [wrapper for wrapper in wrappers if hasattr(getattr(wrapper, "function", None), "graph")]
 
 
 def _looked_through(function: Any) -> graphs.Operations:
@@ -441,9 +449,14 @@ def orders(stage: Any, *, loose: bool) -> list[tuple[str, bool]] | None:
     found = [order for operations in function_operations(stage) for order in operations.orders]
     kind = kind_of(stage)
     if hasattr(stage, "_deterministic"):
-        found += [(kind, stage._deterministic)] if not _calls_one(stage) else []
-    elif kind not in _WITHOUT_CHOICE and not (kind == "ParallelInterleave" and _is_one(stage._cycle_length)):
-        own = _orders_in_graph(stage)
+        found += [] if calls_one(stage) else [(kind, stage._deterministic)]
+    elif (
+        hasattr(stage, "_inputs")  # the function of a distributed dataset has none, and is a condition already
+        and kind not in _WITHOUT_CHOICE
+        and not (kind == "ParallelInterleave" and int(stage._cycle_length) == 1)
+    ):
+        is_large = bytes_held(stage) > _LARGEST_GRAPH
+        own = None if is_large else graphs.orders_of_dataset(stage._variant_tensor, is_source=is_source(stage))
         if own is None:
             return None
         found += own
@@ -487,18 +500,6 @@ def call_of(stage: Any) -> str:
     return f"{method_of(kind)}({', '.join(arguments)})" if arguments else method_of(kind)
 
 
-def _orders_in_graph(stage: Any) -> list[tuple[str, str]] | None:
-    if not hasattr(stage, "_inputs"):
-        return []  # the function of a distributed dataset, which is a condition already
-    if bytes_held(stage) > _LARGEST_GRAPH:
-        return None
-    return graphs.orders_of_dataset(stage._variant_tensor, is_source=not stage._inputs())
-
-
-def _captures(function: Any) -> list[Any]:
-    return list(function.function.captured_inputs)
-
-
 def _size(value: Any) -> int:
     """The bytes of a tensor, or of a list of them."""
     if isinstance(value, list | tuple):
@@ -507,13 +508,10 @@ def _size(value: Any) -> int:
     return int(size or 0) * int(getattr(dtype, "size", 0) or 0)
 
 
-def _calls_one(stage: Any) -> bool:
+def calls_one(stage: Any) -> bool:
+    """Returns whether a stage was told to make one call of its function at a time."""
     calls = getattr(stage, "_num_parallel_calls", None)
-    return calls is not None and _is_one(calls)
-
-
-def _is_one(value: Any) -> bool:
-    return int(value) == 1
+    return calls is not None and int(calls) == 1
 
 
 @dataclass
@@ -540,7 +538,7 @@ def reads_ahead(stage: Any, whole: Any) -> bool:
     if kind == "MapDataset":
         state = any(found.random or found.writes or found.python for found in function_operations(stage))
         return not state and _tunes(whole) and _option(whole, "map_parallelization") is not False
-    feeds_on_map = any(type(source).__name__.strip("_") == "MapDataset" for source in getattr(stage, "_inputs", list)())
+    feeds_on_map = any(type(source).__name__.strip("_") == "MapDataset" for source in _inputs(stage))
     if "Ragged" in kind:
         return True
     return kind == "BatchDataset" and feeds_on_map and _option(whole, "map_and_batch_fusion") is not False

@@ -11,11 +11,10 @@ shuffle is cached, the first pass is read, as far as it was. An iterator that li
 from __future__ import annotations
 
 import contextlib
-import functools
 import queue
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from keras_dist_callbacks._compat import pipeline
 from keras_dist_callbacks._compat.running_fit import RunningFit
@@ -26,14 +25,6 @@ _ALL = 2**62
 _NONE: Mapping[int, int] = MappingProxyType({})
 # Keras gives arrays the same order in every epoch, and PyDatasets one from Python's random state, which is restored.
 _ITERATORS_WITHOUT_INFLUENCE = ("ArrayDataAdapter", "PyDatasetAdapter")
-
-
-class Begun(Protocol):
-    """Is given each iterator before anything is read of it."""
-
-    def __call__(self, iterator: Any, is_training: bool) -> None:
-        """Called with an iterator, and whether it is one of the training data."""
-        ...
 
 
 class _StandIn:
@@ -59,7 +50,7 @@ def replay_epochs(
     training: bool = True,
     before_reading: Callable[[], None] = lambda: None,
     by_count: Mapping[int, int] = _NONE,
-    begun: Begun = lambda iterator, is_training: None,
+    begun: Callable[[Any, bool], None] = lambda iterator, is_training: None,
 ) -> None:
     """Puts the iterators into the state before `epoch`.
 
@@ -78,18 +69,20 @@ def replay_epochs(
     iterator = fit.epoch_iterator if training else None
     validation = fit.validation_iterator() if validations else None
     created: list[_StandIn] = []
-    with _StandIns(iterator, created), _StandIns(validation, created):
+    with _replaced_iterators(iterator, created), _replaced_iterators(validation, created):
         for past in range(first, epoch):
             if iterator is not None:
                 _count_epoch(iterator, by_count.get(past))
             if validation is not None and validations and fit.validates(past):
-                _count_validation(fit, validation)
+                if fit.builds_before_evaluating:
+                    *_, data = next(own_steps(validation))
+                    data.pulled = 1
+                validation.reset()
+                _count_epoch(validation)
                 validations -= 1
     cached: set[int] = set()
     for stand_in in created:
-        is_training = stand_in.owner is iterator
-        note = functools.partial(begun, is_training=is_training)
-        _recreate(stand_in, cached, before_reading if is_training else lambda: None, note)
+        _recreate(stand_in, stand_in.owner is iterator, cached, before_reading, begun)
 
 
 def read_epochs(
@@ -116,7 +109,7 @@ def read_epochs(
         if validation is not None and validations and fit.validates(past):
             if fit.builds_before_evaluating:
                 *_, data = next(own_steps(validation))
-                _pull(data, 1)
+                pull(data, 1)
             validation.reset()
             _read_epoch(validation, lambda count: None)
             validations -= 1
@@ -128,7 +121,7 @@ def _read_epoch(iterator: Any, advance: Callable[[int], None], by_count: int | N
             iter(iterator._get_iterator())
             iterator.data_adapter.on_epoch_end()
             return
-        count = _pull(data, iterator.steps_per_execution)
+        count = pull(data, iterator.steps_per_execution)
         advance(count)
         if count < iterator.steps_per_execution:  # what Keras does when an input ends
             iterator._current_iterator = None
@@ -172,7 +165,7 @@ def drop(data: Iterator[Any], count: int, total: int, *, at_least: int | None = 
     Raises:
         BackupError: The input has fewer.
     """
-    if _pull(data, count) < (count if at_least is None else at_least):
+    if pull(data, count) < (count if at_least is None else at_least):
         raise BackupError(
             f"the input ended before the {total} batches that the interrupted run had consumed; give fit() the same "
             "data as before (the backup is unchanged)"
@@ -188,27 +181,25 @@ def replay_iterators(dataset: Any, past: int) -> None:
         whole = number == 0 and pipeline.caches_randomness(dataset)
         whole |= pipeline.draws_during_pass(dataset) and not pipeline.is_endless(dataset)
         for local in pipeline.local_copies(dataset):
-            _pull(iter(local), _ALL if whole else wanted)
+            pull(iter(local), _ALL if whole else wanted)
 
 
-class _StandIns:
-    """Lets an epoch iterator create stand-ins instead of data iterators."""
+@contextlib.contextmanager
+def _replaced_iterators(iterator: Any, created: list[_StandIn]) -> Iterator[None]:
+    """Lets an epoch iterator, if there is one, create stand-ins instead of data iterators."""
 
-    def __init__(self, iterator: Any, created: list[_StandIn]) -> None:
-        self._iterator = iterator
-        self._created = created
+    def create() -> _StandIn:
+        created.append(_StandIn(iterator))
+        return created[-1]
 
-    def __enter__(self) -> None:
-        if self._iterator is not None:
-            self._iterator._get_iterator = self._create
-
-    def __exit__(self, *error: object) -> None:
-        if self._iterator is not None:
-            del self._iterator._get_iterator  # the class' own shows again
-
-    def _create(self) -> _StandIn:
-        self._created.append(_StandIn(self._iterator))
-        return self._created[-1]
+    if iterator is None:
+        yield
+        return
+    iterator._get_iterator = create
+    try:
+        yield
+    finally:
+        del iterator._get_iterator  # the class' own shows again
 
 
 def _count_epoch(iterator: Any, by_count: int | None = None) -> None:
@@ -222,35 +213,27 @@ def _count_epoch(iterator: Any, by_count: int | None = None) -> None:
     else:
         for *_, data in steps:
             data.pulled += iterator.steps_per_execution
-    _drop_read_ahead(iterator.data_adapter)
-
-
-def _drop_read_ahead(adapter: Any) -> None:
-    """Keras would take for the next pass what several workers of a PyDataset have read of one that is only counted."""
-    enqueuer = getattr(adapter, "enqueuer", None)
-    if enqueuer is not None and adapter.py_dataset.num_batches is not None:
+    # Keras would take for the next pass what several workers of a PyDataset have read of one that is only counted.
+    enqueuer = getattr(iterator.data_adapter, "enqueuer", None)
+    if enqueuer is not None and iterator.data_adapter.py_dataset.num_batches is not None:
         with contextlib.suppress(queue.Empty):
             while True:
                 enqueuer.ready_queue.get_nowait()
 
 
-def _count_validation(fit: RunningFit, iterator: Any) -> None:
-    if fit.builds_before_evaluating:
-        *_, data = next(own_steps(iterator))
-        data.pulled = 1
-    iterator.reset()
-    _count_epoch(iterator)
-
-
 def _recreate(
-    stand_in: _StandIn, cached: set[int], before_reading: Callable[[], None], begun: Callable[[Any], None]
+    stand_in: _StandIn,
+    is_training: bool,
+    cached: set[int],
+    before_reading: Callable[[], None],
+    begun: Callable[[Any, bool], None],
 ) -> None:
     iterator = stand_in.owner
     if stand_in is iterator._current_iterator and iterator.steps_per_epoch:
-        if stand_in.pulled:
+        if stand_in.pulled and is_training:
             before_reading()
         live = iter(iterator._get_iterator())
-        begun(live)
+        begun(live, is_training)
         drop(live, stand_in.pulled, stand_in.pulled)
         iterator._current_iterator = live
         return
@@ -267,17 +250,12 @@ def _recreate(
     count = min(wanted, stand_in.pulled) * pipeline.replicas_per_batch(dataset) if wanted < _ALL else _ALL
     for local in pipeline.local_copies(dataset):
         made = iter(local)
-        begun(made)
-        _pull(made, count)
+        begun(made, is_training)
+        pull(made, count)
 
 
-def read_past(data: Iterator[Any], count: int) -> None:
-    """Pulls up to `count` elements and forgets them."""
-    _pull(data, count)
-
-
-def _pull(data: Iterator[Any], count: int) -> int:
-    """Pulls up to `count` elements; how many there were."""
+def pull(data: Iterator[Any], count: int) -> int:
+    """Pulls up to `count` elements and forgets them; how many there were."""
     import tensorflow as tf
 
     for number in range(count):

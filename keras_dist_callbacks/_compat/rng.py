@@ -17,8 +17,7 @@ from keras_dist_callbacks._compat.incompatible import incompatible
 
 
 def _torch_state(torch: Any) -> str:
-    state: str = torch.get_rng_state().numpy().tobytes().hex()
-    return state
+    return str(torch.get_rng_state().numpy().tobytes().hex())
 
 
 def _restore_torch(torch: Any, state: str) -> None:
@@ -33,9 +32,10 @@ _LIBRARIES: dict[str, tuple[Callable[[Any], str], Callable[[Any, str], None]]] =
 
 def capture() -> dict[str, Any]:
     """Returns the states as of now; those of other libraries where the process has imported them."""
+    name, key, position, has_gauss, cached = np.random.get_state(legacy=True)
     state = {
         "python": _python_state(random.getstate()),
-        "numpy": _numpy_state(),
+        "numpy": [str(name), np.asarray(key).tolist(), int(position), int(has_gauss), float(cached)],
         "tensorflow": _tensorflow_state(),
     }
     state |= {name: get(sys.modules[name]) for name, (get, _) in _LIBRARIES.items() if sys.modules.get(name)}
@@ -95,11 +95,6 @@ def _python_state(state: tuple[Any, ...]) -> list[Any]:
 def _python_tuple(state: list[Any]) -> tuple[Any, ...]:
     version, internal, gauss = state
     return version, tuple(internal), gauss
-
-
-def _numpy_state() -> list[Any]:
-    name, key, position, has_gauss, cached = np.random.get_state(legacy=True)
-    return [str(name), np.asarray(key).tolist(), int(position), int(has_gauss), float(cached)]
 
 
 def _context() -> Any:

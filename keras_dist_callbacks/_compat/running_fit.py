@@ -133,8 +133,7 @@ class RunningFit:
 
             dataset = dataset.map(tf_dataset_adapter.make_class_weight_map_fn(weights))
         iterator = self.epoch_iterator
-        distributed = self.model.distribute_strategy.experimental_distribute_dataset(dataset)
-        iterator._distributed_dataset = distributed
+        iterator._distributed_dataset = self.model.distribute_strategy.experimental_distribute_dataset(dataset)
         iterator._current_iterator = None
         iterator._steps_seen = 0
         cardinality = int(dataset.cardinality())
@@ -143,8 +142,7 @@ class RunningFit:
     @property
     def pipeline(self) -> Any:
         """What Keras makes the training data of: a `tf.data.Dataset`, or a distributed one; None of other inputs."""
-        adapter = self.epoch_iterator.data_adapter
-        return adapter.get_tf_dataset() if type(adapter).__name__ == "TFDatasetAdapter" else None
+        return self.epoch_iterator.data_adapter.get_tf_dataset() if self.kind_of_input == "TFDataset" else None
 
     @property
     def builds_before_evaluating(self) -> bool:
@@ -230,7 +228,7 @@ class RunningFit:
     @property
     def is_python_generator(self) -> bool:
         """Whether the input is a plain Python generator."""
-        return type(self.epoch_iterator.data_adapter).__name__ == "GeneratorDataAdapter"
+        return self.kind_of_input == "GeneratorData"
 
     @property
     def begins_with_batches_of_another_pass(self) -> bool:
@@ -244,8 +242,7 @@ class RunningFit:
     @property
     def shuffles_py_dataset(self) -> bool:
         """Whether Keras shuffles the order of a PyDataset's batches, with Python's random state."""
-        adapter = self.epoch_iterator.data_adapter
-        return type(adapter).__name__ == "PyDatasetAdapter" and bool(adapter.shuffle)
+        return self.kind_of_input == "PyDataset" and bool(self.shuffle)
 
     def set_initial_epoch(self, epoch: int) -> None:
         """Makes fit begin at `epoch`; only before its epoch loop starts."""
@@ -286,18 +283,14 @@ def current_logs(model: Any) -> dict[str, Any]:
 
 def value_of_loss(logs: Any) -> float | None:
     """Returns the loss in the logs of a step, once it is computed; None if there is none."""
-    import numpy as np
-
     loss = logs.get("loss") if isinstance(logs, dict) else None
     return None if loss is None else float(np.mean(np.asarray(loss)))
 
 
 def draws_bar(model: Any) -> bool:
     """Whether Keras' progress bar may be in the current line of the output; it ends that line with its epoch."""
-    from keras.callbacks import ProgbarLogger
-
-    callbacks = list_of_callbacks(model)
-    loggers = [c for c in getattr(callbacks, "callbacks", ()) if isinstance(c, ProgbarLogger)]
+    callbacks = getattr(list_of_callbacks(model), "callbacks", ())
+    loggers = [callback for callback in callbacks if isinstance(callback, keras.callbacks.ProgbarLogger)]
     return any(logger.verbose == 1 and logger.progbar is not None and logger.seen for logger in loggers)
 
 
@@ -307,26 +300,24 @@ def move_last(callback: Any) -> None:
     Its hooks then run after all others', History included. A new list is assigned: changing the one that is
     being iterated would make the next callback miss its `set_model`.
     """
-    from keras.callbacks import CallbackList
-
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        owner = _variables(frame).get("self")
-        if isinstance(owner, CallbackList) and any(c is callback for c in owner.callbacks):
-            owner.callbacks = [c for c in owner.callbacks if c is not callback] + [callback]
-            return
-        frame = frame.f_back
+    owner = _calling_list(callback)
+    if owner is not None:
+        owner.callbacks = [c for c in owner.callbacks if c is not callback] + [callback]
 
 
 def callbacks_being_set(callback: Any) -> list[Any] | None:
     """Returns all callbacks of the list that is calling `callback`'s hook, or None if not found."""
-    from keras.callbacks import CallbackList
+    owner = _calling_list(callback)
+    return None if owner is None else list(owner.callbacks)
 
+
+def _calling_list(callback: Any) -> Any:
+    """Returns the CallbackList that is calling a hook of `callback`, or None if not found."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = _variables(frame).get("self")
-        if isinstance(owner, CallbackList) and any(c is callback for c in owner.callbacks):
-            return list(owner.callbacks)
+        if isinstance(owner, keras.callbacks.CallbackList) and any(c is callback for c in owner.callbacks):
+            return owner
         frame = frame.f_back
     return None
 

@@ -17,10 +17,6 @@ import numpy as np
 from keras_dist_callbacks._compat.incompatible import incompatible
 from keras_dist_callbacks.base.terminal import say, warn
 
-_METHODS = {
-    "_save_model": ("self", "epoch", "batch", "logs"),
-    "_get_file_path": ("self", "epoch", "batch", "logs"),
-}
 _SAVE_WHERE = "save where it is reported, as with save_freq='epoch' and validation_freq=1"
 _COUNTERS = ("_batches_seen_since_last_saving", "_last_batch_seen")
 
@@ -44,7 +40,11 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
     _warns = True  # that there is no value to compare: once in a fit()
 
     def __init__(self, *args: Any, initial_value_threshold: float | None, **kwargs: Any) -> None:
-        _check()
+        parameters = ("self", "epoch", "batch", "logs")
+        for name in ("_save_model", "_get_file_path"):
+            method = getattr(keras.callbacks.ModelCheckpoint, name, None)
+            if method is None or tuple(inspect.signature(method).parameters) != parameters:
+                raise incompatible(f"ModelCheckpoint has no {name}({', '.join(parameters)})")
         super().__init__(*args, initial_value_threshold=initial_value_threshold, **kwargs)
         self._needs_value = self.save_best_only
         self.best = self._threshold = initial_value_threshold  # Keras 3.8 begins with an infinity instead of None
@@ -174,11 +174,3 @@ def not_reported(name: str, logs: dict[str, Any]) -> str:
 
 def _number(value: Any) -> str:
     return "None" if value is None else f"{value:.5f}"
-
-
-def _check() -> None:
-    base = keras.callbacks.ModelCheckpoint
-    for name, parameters in _METHODS.items():
-        method = getattr(base, name, None)
-        if method is None or tuple(inspect.signature(method).parameters) != parameters:
-            raise incompatible(f"ModelCheckpoint has no {name}({', '.join(parameters)})")

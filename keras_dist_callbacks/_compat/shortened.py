@@ -42,13 +42,9 @@ def _shortened(iterator: Any, steps: Iterator[tuple[Any, ...]], most: int) -> It
     for step in steps:
         yield step
         if step[0] + iterator.steps_per_execution >= most:
-            _end(iterator)
+            # What Keras does where an epoch ends; an epoch that is one pass is followed by a pass from the start.
+            if iterator.steps_per_epoch and iterator._num_batches and iterator.steps_per_epoch >= iterator._num_batches:
+                iterator._current_iterator = iter(iterator._get_iterator())
+                iterator._steps_seen = 0
+            iterator.data_adapter.on_epoch_end()
             return
-
-
-def _end(iterator: Any) -> None:
-    """What Keras does where an epoch ends; an epoch that is one pass is followed by a pass from the start."""
-    if iterator.steps_per_epoch and iterator._num_batches and iterator.steps_per_epoch >= iterator._num_batches:
-        iterator._current_iterator = iter(iterator._get_iterator())
-        iterator._steps_seen = 0
-    iterator.data_adapter.on_epoch_end()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from keras_dist_callbacks._compat import graphs
 from keras_dist_callbacks._compat.incompatible import incompatible
@@ -41,20 +40,16 @@ class TracedFunctions:
         Args:
             keys: Of the variables that are trained.
         """
-        context = _context()
+        from tensorflow.python.eager import context as eager
+
+        context = eager.context()
+        if not hasattr(context, "list_function_names"):
+            raise incompatible("TensorFlow's eager context has no list_function_names")
         new = {name for name in context.list_function_names() if not name.startswith(_OF_EAGER_OPERATIONS)} - self._seen
         self._seen |= new
         if any(graphs.is_random(node.op) for name in new for node in context.get_function_def(name).node_def):
             self._found = _look(keys)
         return self._found
-
-
-def _context() -> Any:
-    from tensorflow.python.eager import context
-
-    if not hasattr(context.context(), "list_function_names"):
-        raise incompatible("TensorFlow's eager context has no list_function_names")
-    return context.context()
 
 
 def _look(keys: Collection[int]) -> list[RandomFunction]:

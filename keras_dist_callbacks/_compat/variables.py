@@ -51,6 +51,11 @@ def components(variable: Any) -> tuple[Any, ...]:
     return tuple(getattr(raw, "values", None) or (raw,))
 
 
+def path_of(variable: Any) -> str:
+    """Returns the path of a variable of Keras', and the name of one of TensorFlow's, which has no path."""
+    return str(getattr(variable, "path", None) or variable.name)
+
+
 def attributes_of_the_user(variable: Any) -> list[tuple[str, Any, str]]:
     """What user code has put on a variable: name, value, and the kind of place it is bound in.
 
@@ -232,7 +237,7 @@ def named_variables(model: Any) -> dict[str, Any]:
         if id(variable) in seen:
             continue
         seen.add(id(variable))
-        path = str(getattr(variable, "path", None) or variable.name)
+        path = path_of(variable)
         if generator is not None and variable is generator.state:
             path = GLOBAL_SEED_GENERATOR
         name, count = path, 0

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.data.experimental.ops import global_shuffle_op
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks._compat import data_service, environment, pass_seeds, pipeline
+from keras_dist_callbacks._compat import environment, input_inspection, pass_seeds, pipeline
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.findings import Finding
 from keras_dist_callbacks.backups.snapshot import WorkerState
@@ -184,7 +184,7 @@ def test_an_operation_that_has_no_public_call_is_named_by_its_own_name() -> None
 def test_a_data_service_of_several_workers_or_of_no_known_number_is_named(
     tmp_path: Path, monkeypatch: Any, code: str, workers: int | None
 ) -> None:
-    monkeypatch.setattr(data_service, "worker_count", lambda address: workers)
+    monkeypatch.setattr(input_inspection, "worker_count", lambda address: workers)
     service = tf.data.experimental.service
     dispatcher = service.DispatchServer(service.DispatcherConfig(port=0))
     worker = service.WorkerServer(service.WorkerConfig(dispatcher_address=dispatcher.target.partition("://")[2]))
