@@ -158,8 +158,10 @@ def encode(value: Any, where: str, tensors: dict[str, SharedTensor], find: Refer
     """
     if value is None or type(value) in (bool, str):
         return value
-    if type(value) in (int, float):
-        return _number(value)
+    if type(value) is int:
+        return value if abs(value) < 2**53 else {"$int": str(value)}
+    if type(value) is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
     if depth > _DEEPEST:
         raise UnstorableError(f"{where[:_SHOWN]}...: nested more than {_DEEPEST} levels deep")
     reference = find.find(value, where, tensors)
@@ -171,12 +173,6 @@ def whole(value: Any, where: str, tensors: dict[str, SharedTensor], find: Refere
     if static.is_a(value, list | tuple | set | frozenset | collections.deque | dict):
         return _container(value, where, tensors, find, depth + 1)
     return _leaf(value, where, tensors)
-
-
-def _number(value: float) -> JSON:
-    if type(value) is int:
-        return value if abs(value) < 2**53 else {"$int": str(value)}
-    return value if math.isfinite(value) else {"$float": repr(value)}
 
 
 def _container(value: Any, where: str, tensors: dict[str, SharedTensor], find: References, depth: int) -> JSON:

@@ -40,8 +40,11 @@ def visit_function(look: Look, path: str, value: types.FunctionType) -> None:
         return
     reads = _note_code(look, path, value)
     look.doubt_if_changed(path, code_digest(value.__code__), "a function whose code training has replaced")
-    for index, default in enumerate(value.__defaults__ or ()):
-        look.slot(join(path, f"default {_argument(value, index)}"), Place("default", value, index), default)
+    defaults = value.__defaults__ or ()
+    first = value.__code__.co_argcount - len(defaults)  # the last arguments have the defaults
+    for index, default in enumerate(defaults):
+        name = value.__code__.co_varnames[first + index]
+        look.slot(join(path, f"default {name}"), Place("default", value, index), default)
     for name, default in (value.__kwdefaults__ or {}).items():
         look.slot(join(path, f"default {name}"), Place("item", value.__kwdefaults__, name), default)
     for name, cell in cells:
@@ -55,11 +58,6 @@ def visit_function(look: Look, path: str, value: types.FunctionType) -> None:
 def _cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return ((name, cell) for name, cell in cells if cell != types.CellType())  # one that is not assigned yet
-
-
-def _argument(function: types.FunctionType, index: int) -> str:
-    code, count = function.__code__, len(function.__defaults__ or ())
-    return code.co_varnames[code.co_argcount - count + index]
 
 
 def _note_code(look: Look, path: str, value: types.FunctionType) -> Reads:
@@ -181,17 +179,13 @@ def _visit_used(look: Look, module: types.ModuleType, reads: Reads) -> None:
         if of_library:
             _visit_used_of_class(look, value, reads)
     if called == "os" and reads.names & {"environ", "getenv", "putenv"}:
-        _note_environment(look)
+        # Whether variables of the process' environment change: not their values, which may be credentials.
+        look.uncompared.append("module os/environ")
+        look.environment = {name: hash(value) for name, value in os.environ.items()}
 
 
 def _may_be_setting(name: str, item: Any) -> bool:
     return not name.startswith("__") and not static.is_a(item, types.ModuleType | types.FunctionType | type)
-
-
-def _note_environment(look: Look) -> None:
-    """Whether variables of the process' environment change: not their values, which may be credentials."""
-    look.uncompared.append("module os/environ")
-    look.environment = {name: hash(value) for name, value in os.environ.items()}
 
 
 def _visit_used_of_class(look: Look, cls: Any, reads: Reads) -> None:

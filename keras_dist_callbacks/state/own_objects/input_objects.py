@@ -125,8 +125,14 @@ class InputState(Part):
         """Returns what had changed when the epoch began."""
         if position.kind != "within":
             self.note_epoch(is_read=False)
+        # On what else it depends that the batches are the same:
+        sharing = self._sharing if self.is_all else []
+        found = [
+            *(Finding("writer-of-input", words(path)[0]) for path in sharing),
+            *(Finding("writer-of-position", words(path)[0]) for path in self._changing),
+        ]
         records = self._changes.records
-        return Piece({"changed": records} if records else {}, self._changes.tensors, tuple(self._found()))
+        return Piece({"changed": records} if records else {}, self._changes.tensors, tuple(found))
 
     @property
     def is_all(self) -> bool:
@@ -157,15 +163,6 @@ class InputState(Part):
         holds = found.mutable or found.code.stored or found.code.filled or found.code.drawing
         is_same = found.digests == self._functions_begun.digests  # they may run ahead of what changes a number
         return not holds and is_same and _uncompared_path(found) is None and _doubt_about_code(found) is None
-
-    def _found(self) -> list[Finding]:
-        """On what else it depends that the batches are the same."""
-        owners = [words(path)[0] for path in self._sharing] if self.is_all else []
-        changing = [words(path)[0] for path in self._changing]
-        return [
-            *(Finding("writer-of-input", owner) for owner in owners),
-            *(Finding("writer-of-position", owner) for owner in changing),
-        ]
 
     def restore(self, saved: Saved, moment: Moment) -> list[Finding]:
         """Puts back what the input's Python code held when the epoch began; returns what differs."""

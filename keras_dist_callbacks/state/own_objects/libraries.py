@@ -78,15 +78,12 @@ def _is_shadowed(root: str) -> bool:
     if not places[0]:
         return False  # built into Python
     directory = Path(places[0]).resolve().parent
-    if set(directory.parts) & set(_INSTALLED) or any(directory.is_relative_to(base) for base in _standard_library()):
+    standard_library = (Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
+    if set(directory.parts) & set(_INSTALLED) or any(map(directory.is_relative_to, standard_library)):
         return False
     distributions = map(metadata.distribution, metadata.packages_distributions().get(root, ()))
     installed = (Path(str(found.locate_file(""))).resolve() for found in distributions)
     return directory not in installed  # as it is after `pip install --target`, say
-
-
-def _standard_library() -> list[Path]:
-    return [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
 
 
 def is_output(value: Any) -> bool:
@@ -103,13 +100,12 @@ def _is_of_output(cls: Any) -> bool:
 
     if issubclass(cls, tf.summary.SummaryWriter | type(csv.writer(io.StringIO()))):
         return True
-    bases = cls.__mro__
-    return any(base in _SYNCHRONISATION or base.__module__ in _BARS or _packages(base) & _OUTPUT for base in bases)
-
-
-def _packages(cls: type) -> set[str]:
-    parts = cls.__module__.split(".")
-    return {parts[0], ".".join(parts[:2])}
+    for base in cls.__mro__:
+        parts = base.__module__.split(".")
+        is_of_package = parts[0] in _OUTPUT or ".".join(parts[:2]) in _OUTPUT
+        if is_of_package or base in _SYNCHRONISATION or base.__module__ in _BARS:
+            return True
+    return False
 
 
 def _only_writes(file: io.IOBase) -> bool:
