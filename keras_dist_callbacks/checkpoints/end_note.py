@@ -22,6 +22,8 @@ from keras_dist_callbacks.checkpoints.files import Listing, Problem, damaged
 from keras_dist_callbacks.storage.spelling import has_room_for_mark
 from keras_dist_callbacks.storage.storage import Storage
 
+_KIND = "training-end"
+
 
 @dataclass(frozen=True)
 class EndNote:
@@ -62,7 +64,7 @@ def write(storage: Storage, template: str, generation: int, *, is_ended: bool, l
     if any(note.generation > generation for note in known) or not (is_ended or known):
         return
     note = EndNote(template, generation, is_ended, last, uuid.uuid4().hex[:12])
-    places = list(_places(storage, template))
+    places = list(hidden_places(storage, _KIND, template))
     for place, name in places:
         try:
             record_io.write(place, name, END_NOTE.encode(note))
@@ -86,7 +88,7 @@ def read_all(storage: Storage, templates: Iterable[str]) -> tuple[list[EndNote],
     found: dict[str, EndNote] = {}
     problems: list[Problem] = []
     for template in sorted(set(templates)):
-        for place, name in _places(storage, template):
+        for place, name in hidden_places(storage, _KIND, template):
             try:
                 note = _read(place, name)
             except DamagedBackupError as error:
@@ -112,11 +114,6 @@ def end_of(notes: Iterable[EndNote], listing: Listing) -> EndNote | None:
     if not current or not needed <= current.keys() or not all(note.is_ended for note in current.values()):
         return None
     return next(iter(current.values()))
-
-
-def _places(storage: Storage, template: str) -> Iterator[tuple[Storage, str]]:
-    """Where the note is, first choice first."""
-    return hidden_places(storage, "training-end", template)
 
 
 def hidden_places(storage: Storage, kind: str, template: str) -> Iterator[tuple[Storage, str]]:

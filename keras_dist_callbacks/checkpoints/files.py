@@ -25,17 +25,17 @@ from keras_dist_callbacks.checkpoints.foreign import ForeignCheckpoint, recogniz
 from keras_dist_callbacks.checkpoints.record import (
     EXTENSIONS,
     INCOMPLETE,
-    TAIL_BYTES,
     Checkpoint,
     CheckpointRecord,
     append_record,
-    parse_tail,
     read_local,
+    read_record,
     read_verified_record,
-    require_size,
 )
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.local_files import final_name
+from keras_dist_callbacks.storage.redaction import redact
+from keras_dist_callbacks.storage.spelling import require_plain
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.storage.transfer import FileInfo
 
@@ -111,6 +111,19 @@ def split_filepath(path: str) -> tuple[str, str]:
     if directory.endswith(":/"):
         return f"{directory}/", name  # `memory://name`
     return directory or "/", name
+
+
+def split_directory(path: str) -> tuple[str, str | None]:
+    """Returns the directory that a path or URL of checkpoints names, and the template or name of files if it has one.
+
+    Raises:
+        ConfigError: The name is not one that files can have.
+    """
+    if not path.endswith(EXTENSIONS):
+        return path, None
+    directory, name = split_filepath(path)
+    require_plain(name, redact(path))
+    return directory.replace("{{", "{").replace("}}", "}"), name
 
 
 def pattern_of(template: str) -> re.Pattern[str]:
@@ -291,8 +304,13 @@ def publish(storage: Storage, source: Path, record: CheckpointRecord) -> Checkpo
         StorageError: The store failed, after all retries.
     """
     name = record.published_name
-    earlier = _record_or_none(storage, name)
-    if earlier is not None and earlier.published_name == name and earlier.generation > record.generation:
+    size = None if storage.link_target(name) else storage.size(name)
+    earlier = None if size is None else _examine(storage, FileInfo(name, size))
+    if (
+        isinstance(earlier, CheckpointRecord)
+        and earlier.published_name == name
+        and earlier.generation > record.generation
+    ):
         raise FencedError(
             f"{storage.display(name)} was published by a newer run (generation {earlier.generation}, this run has "
             f"{record.generation}). Two runs write to one directory: stop one of them"
@@ -340,12 +358,6 @@ def unfinished(infos: Iterable[FileInfo]) -> dict[str, int]:
     return {info.name: info.size for info, final in finals if final is not None and final.endswith(EXTENSIONS)}
 
 
-def _record_or_none(storage: Storage, name: str) -> CheckpointRecord | None:
-    size = None if storage.link_target(name) else storage.size(name)
-    outcome = None if size is None else _examine(storage, FileInfo(name, size))
-    return outcome if isinstance(outcome, CheckpointRecord) else None
-
-
 def _examine(storage: Storage, info: FileInfo) -> CheckpointRecord | DamagedBackupError | FileNotFoundError | None:
     """Returns the record of a file; None if it has none, or the error that says why it cannot be read."""
     with contextlib.suppress(DamagedBackupError, FileNotFoundError):
@@ -360,8 +372,4 @@ def _examine(storage: Storage, info: FileInfo) -> CheckpointRecord | DamagedBack
 
 
 def _read_record(storage: Storage, name: str, size: int) -> CheckpointRecord | None:
-    where = storage.display(name)
-    record = parse_tail(storage.read(name, max(0, size - TAIL_BYTES), size), where)
-    if record is not None:
-        require_size(record, size, where)
-    return record
+    return read_record(size, lambda start, end: storage.read(name, start, end), storage.display(name))

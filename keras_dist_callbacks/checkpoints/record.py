@@ -217,10 +217,9 @@ def read_verified_record(size: int, read: Reader, where: str) -> CheckpointRecor
         DamagedBackupError: The file has no record, or its content differs from the record.
         BackupMismatchError: A newer version of this package wrote it.
     """
-    record = parse_tail(read(max(0, size - TAIL_BYTES), size), where)
+    record = read_record(size, read, where)
     if record is None:
         raise DamagedBackupError(f"{where} has no record: {INCOMPLETE}")
-    require_size(record, size, where)
     if digest_of(read, record.size) != record.digest:
         raise DamagedBackupError(f"{where}: its content differs from the digest in its record")
     return record
@@ -232,15 +231,24 @@ def read_local(path: Path, where: str) -> CheckpointRecord:
         return read_verified_record(file.seek(0, os.SEEK_END), _reader(file), where)
 
 
-def require_size(record: CheckpointRecord, size: int, where: str) -> None:
-    """Checks that a file is as long as its record says.
+def read_record(size: int, read: Reader, where: str) -> CheckpointRecord | None:
+    """Returns the record of a file, whose other content is not read; None if it has none.
+
+    Args:
+        size: Bytes of the file.
+        read: Reads it.
+        where: The file, for messages.
 
     Raises:
-        DamagedBackupError: It is not.
+        DamagedBackupError: The record is not as it was written, or says another size.
+        BackupMismatchError: A newer version of this package wrote it.
     """
-    expected = record.size + len(_trailer(record))
-    if size != expected:
-        raise DamagedBackupError(f"{where} has {size} bytes, but its record has {expected}")
+    record = parse_tail(read(max(0, size - TAIL_BYTES), size), where)
+    if record is not None:
+        expected = record.size + len(_trailer(record))
+        if size != expected:
+            raise DamagedBackupError(f"{where} has {size} bytes, but its record has {expected}")
+    return record
 
 
 def digest_of(read: Reader, size: int) -> str:

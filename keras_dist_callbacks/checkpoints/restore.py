@@ -22,14 +22,12 @@ from keras_dist_callbacks.base.errors import BackupMismatchError, ConfigError, S
 from keras_dist_callbacks.base.terminal import first_few, say, warn
 from keras_dist_callbacks.checkpoints import files, foreign, model_config, retention
 from keras_dist_callbacks.checkpoints.foreign import ForeignCheckpoint
-from keras_dist_callbacks.checkpoints.record import EXTENSIONS, Checkpoint
+from keras_dist_callbacks.checkpoints.record import Checkpoint
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.options import explains_arguments
 from keras_dist_callbacks.rehearsal.scratch import place_of
 from keras_dist_callbacks.storage import temporary
-from keras_dist_callbacks.storage.redaction import redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
-from keras_dist_callbacks.storage.spelling import require_plain
 from keras_dist_callbacks.storage.storage import Storage
 
 _TAG = "make_or_restore_model"
@@ -41,8 +39,8 @@ if TYPE_CHECKING:
     import keras
 
 _M = TypeVar("_M", bound="keras.Model")
-Load = Callable[[Path], tuple[Any, list[Finding]]]
-"""Makes a model of a local copy of a file; also returns why that is not exact."""
+Load = Callable[[str, Path, str], tuple[Any, list[Finding]]]
+"""Makes a model of a kind of file, its local copy and its name for messages; also returns why that is not exact."""
 
 
 @explains_arguments
@@ -71,7 +69,7 @@ def latest_checkpoint(
         DamagedBackupError: No checkpoint is intact.
         StorageError: The store cannot be read.
     """
-    directory, template = _split(checkpoint_dir)
+    directory, template = files.split_directory(validation.path("checkpoint_dir", checkpoint_dir))
     directory, storage_options = place_of(directory, storage_options)
     storage = Storage.open(directory, storage_options, retry=retry)
     checkpoint = files.latest_verified(storage, template)
@@ -115,7 +113,7 @@ def best_checkpoint(
         model = keras.models.load_model(best)
         ```
     """
-    directory, template = _split(checkpoint_dir)
+    directory, template = files.split_directory(validation.path("checkpoint_dir", checkpoint_dir))
     monitor = validation.check("monitor", monitor, validation.Text, "the name of a quantity, such as 'val_loss'")
     mode = validation.check("mode", mode, Mode)
     directory, storage_options = place_of(directory, storage_options)
@@ -205,26 +203,31 @@ def make_or_restore_model(
     adopt, verbose = validation.check("adopt", adopt, bool), validation.verbosity("verbose", verbose)
     weights_only = validation.check("weights_only", weights_only, bool)
     cluster = _training_cluster()
-    directory, template = _split(checkpoint_dir)
+    directory, template = files.split_directory(validation.path("checkpoint_dir", checkpoint_dir))
     directory, storage_options = place_of(directory, storage_options)
     storage = cluster.agree(lambda: Storage.open(directory, storage_options, retry=retry), _TAG)
     model: _M
+
+    def load(kind: str, path: Path, shown: str) -> tuple[Any, list[Finding]]:
+        if kind == "model":
+            return _load_model(build_fn, path, shown, objects, compile, weights_only)
+        if kind == "weights":
+            return _load_weights(build_fn(), path, shown, weights_only)
+        return _load_tf_checkpoint(build_fn(), path, weights_only)
+
     with temporary.directory("restore") as copies:
         checkpoint = _same_on_all(cluster, storage, template, copies, warns=not adopt)
         if checkpoint is None:
-            loaders = _loaders(build_fn, objects, compile, weights_only)
-            adopted = _restore_latest_loadable(cluster, storage, template, copies, loaders) if adopt else None
+            adopted = _restore_latest_loadable(cluster, storage, template, copies, load) if adopt else None
             if adopted is None:
                 say(f"no checkpoint in {storage.display()}: starting with a new model", verbose=verbose)
                 return build_fn()
-            model = _say_adopted(verbose, storage, *adopted, weights_only, warns=cluster.is_chief)
+            model, found, origin = adopted
+            _note_adopted(verbose, storage, model, found, origin, weights_only, warns=cluster.is_chief)
             return model
         path = copies / checkpoint.name
         shown, record = storage.display(checkpoint.name), checkpoint.record
-        if checkpoint.kind == "weights":
-            model, found = _load_weights(build_fn(), path, shown, weights_only)
-        else:
-            model, found = _load_model(build_fn, path, shown, objects, compile, weights_only)
+        model, found = load(checkpoint.kind, path, shown)
     from keras_dist_callbacks._compat.variables import missing_in_files
 
     missing = missing_in_files(model)  # on all workers: that may read a metric's variable on all of them
@@ -290,18 +293,8 @@ def _of_this_keras(build_fn: Callable[[], _M]) -> Callable[[], _M]:
     return build
 
 
-def _loaders(
-    build_fn: Callable[[], Any], objects: Mapping[str, Any], compile: bool, weights_only: bool
-) -> dict[str, Load]:
-    return {
-        "model": lambda path: _load_model(build_fn, path, path.name, objects, compile, weights_only),
-        "weights": lambda path: _load_weights(build_fn(), path, path.name, weights_only),
-        "tf": lambda path: _load_tf_checkpoint(build_fn(), path, weights_only),
-    }
-
-
 def _restore_latest_loadable(
-    cluster: Cluster, storage: Storage, template: str | None, into: Path, loaders: Mapping[str, Load]
+    cluster: Cluster, storage: Storage, template: str | None, into: Path, load: Load
 ) -> tuple[Any, list[Finding], ForeignCheckpoint] | None:
     """Loads the newest foreign checkpoint on every worker; one that does not load anywhere is skipped.
 
@@ -310,7 +303,7 @@ def _restore_latest_loadable(
         storage: Where they are.
         template: As in `files.find`.
         into: A local directory for copies.
-        loaders: One for each kind; that of `"tf"` gets the path without `.index`.
+        load: For the kind `"tf"` it gets the path without `.index`.
 
     Returns:
         The model, why it is not exact, and where it is from; None if no other tool left anything.
@@ -328,7 +321,7 @@ def _restore_latest_loadable(
         model, reason = None, None
         found: list[Finding] = []
         try:
-            model, found = loaders[checkpoint.kind](into / checkpoint.name)
+            model, found = load(checkpoint.kind, into / checkpoint.name, checkpoint.name)
         except (ConfigError, StorageError):
             raise  # build_fn's model or the temporary directory is at fault, not the file
         except Exception as error:  # noqa: BLE001 - Keras' and TensorFlow's readers have errors of many types; all are reported
@@ -353,19 +346,17 @@ def _restore_latest_loadable(
 
 def _copy(cluster: Cluster, storage: Storage, files: Sequence[str], into: Path) -> None:
     def download() -> dict[str, str]:
+        digests = {}
         for name in files:
             storage.download(name, into / name)
-        return {name: _digest(into / name) for name in files}
+            with open(into / name, "rb") as file:
+                digests[name] = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+        return digests
 
     cluster.require_same(cluster.agree(download, _ADOPTING, _TIMEOUT), _ADOPTING, _TIMEOUT)
 
 
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
-
-
-def _say_adopted(
+def _note_adopted(
     verbose: int,
     storage: Storage,
     model: Any,
@@ -374,7 +365,7 @@ def _say_adopted(
     weights_only: bool,
     *,
     warns: bool,
-) -> Any:
+) -> None:
     from keras_dist_callbacks._compat.variables import steps_trained
 
     shown, step = storage.display(adopted.name), steps_trained(model)
@@ -383,7 +374,6 @@ def _say_adopted(
     how = f"give fit() initial_epoch={adopted.epoch or '...'}"
     what = f"not exact: {_NEW_OPTIMIZER}; weights" if weights_only else "model"
     say(f"{what} adopted from {shown}, which another tool wrote ({where}, step {step}); {how}", verbose=verbose)
-    return model
 
 
 def _same_on_all(
@@ -515,16 +505,6 @@ def _load_weights(model: Any, path: Path, shown: str, weights_only: bool) -> tup
     require_built(model)
     _keep_compiled_rates(model)
     return model, _load_state(model, path, shown, weights_only)
-
-
-def _split(checkpoint_dir: str | os.PathLike[str]) -> tuple[str, str | None]:
-    """Returns the directory, and the template or name if one was given."""
-    text = validation.path("checkpoint_dir", checkpoint_dir)
-    if not text.endswith(EXTENSIONS):
-        return text, None
-    directory, name = files.split_filepath(text)
-    require_plain(name, redact(text))
-    return directory.replace("{{", "{").replace("}}", "}"), name
 
 
 def _report_foreign(storage: Storage) -> None:

@@ -134,14 +134,14 @@ def test_listings_and_commands_do_not_show_it(storage: Storage, tmp_path: Path) 
 
 @pytest.mark.parametrize("url", ["memory://", "s3://bucket", "s3://bucket/", "s3://arn:aws:s3:eu-west-1:1:ap/n/d"])
 def test_a_bucket_has_the_note_inside(url: str) -> None:
-    ((place, name),) = end_note._places(opened(url), TEMPLATE)
+    ((place, name),) = end_note.hidden_places(opened(url), "training-end", TEMPLATE)
     assert (place.root, name.startswith(".training-end-")) == (opened(url).root, True)
 
 
 @pytest.mark.in_gate(1)
 @pytest.mark.parametrize("url", ["memory://a/d", "s3://bucket/d/", "gs://bucket/a/d"])
 def test_a_directory_in_a_store_has_the_note_next_to_it(url: str) -> None:
-    (parent, name), (_, inside) = end_note._places(opened(url), TEMPLATE)
+    (parent, name), (_, inside) = end_note.hidden_places(opened(url), "training-end", TEMPLATE)
     assert f"{parent.root}/d" == opened(url).root
     assert parent.display() == url.rstrip("/")[:-2]
     assert name == f".d{inside}"

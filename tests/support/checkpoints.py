@@ -79,7 +79,7 @@ def newest(storage: Storage) -> str | None:
 
 def note_path(directory: Path, template: str = TEMPLATE) -> Path:
     """Where the end note of a local directory is."""
-    place, name = next(end_note._places(opened(directory), template))
+    place, name = next(end_note.hidden_places(opened(directory), "training-end", template))
     return Path(place.root) / name
 
 
