@@ -101,9 +101,10 @@ def _is_of_output(cls: Any) -> bool:
     if issubclass(cls, tf.summary.SummaryWriter | type(csv.writer(io.StringIO()))):
         return True
     for base in cls.__mro__:
+        if base in _SYNCHRONISATION or base.__module__ in _BARS:
+            return True
         parts = base.__module__.split(".")
-        is_of_package = parts[0] in _OUTPUT or ".".join(parts[:2]) in _OUTPUT
-        if is_of_package or base in _SYNCHRONISATION or base.__module__ in _BARS:
+        if parts[0] in _OUTPUT or ".".join(parts[:2]) in _OUTPUT:
             return True
     return False
 
