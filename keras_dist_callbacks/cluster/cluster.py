@@ -30,9 +30,15 @@ _T = TypeVar("_T")
 
 @dataclass
 class _Calls(Shared):
-    """Numbers of calls, the same on all workers: what one does, the others do too."""
+    """Numbers of calls, the same on all workers: what one does, the others do too.
+
+    Attributes:
+        numbers: Of the calls to come.
+        chunks: In how many chunks the service holds what this worker has said, by call.
+    """
 
     numbers: itertools.count[int] = field(default_factory=itertools.count)
+    chunks: dict[int, int] = field(default_factory=dict)
 
 
 class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -213,12 +219,14 @@ class Cluster(Role):
             self.leave(f"{tag}, failed", _PARTING_SECONDS)
 
     def _say(self, value: Any, tag: str) -> int:
-        call = next(shared(_Calls).numbers)
+        calls = shared(_Calls)
+        call = next(calls.numbers)
         message = json.dumps({"tag": tag, "value": value}).encode()
         with peer_monitor.monitoring(self):
-            messaging.publish(f"kdc/call/{call}/{self.worker_index}", message, self.patience)
-            if call >= _KEPT_CALLS:  # every worker has read it, and the service would keep it to the end
-                messaging.delete_key(f"kdc/call/{call - _KEPT_CALLS}/{self.worker_index}")
+            calls.chunks[call] = messaging.publish(f"kdc/call/{call}/{self.worker_index}", message, self.patience)
+            past = call - _KEPT_CALLS
+            if past in calls.chunks:  # every worker has read it, and the service would keep it to the end
+                messaging.delete_key(f"kdc/call/{past}/{self.worker_index}", calls.chunks.pop(past))
         return call
 
     def _hear(self, call: int, worker: int, tag: str, timeout: float | None, kind: Any = Any) -> Any:
