@@ -96,7 +96,7 @@ def fit_form(model: keras.Model, callback: Any, **arguments: Any) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.in_gate(6)
+@pytest.mark.in_gate(3)
 def test_names_that_training_reports_are_not_warned_of(tmp_path: Path, form: str) -> None:
     build, names = FORMS[form]
     template = "-".join(["{epoch}", *(f"{{{name}:.2f}}" for name in names)])

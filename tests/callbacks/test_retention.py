@@ -73,6 +73,7 @@ def of_epochs(operations: list[str], sign: str) -> list[int]:
     return [int(one[1:].partition(".")[0]) for one in operations if one.startswith(sign)]
 
 
+@pytest.mark.in_gate(4)
 @pytest.mark.parametrize("given", list(TABLE))
 def test_which_files_are_written_kept_and_deleted_in_twelve_epochs(given: Given, operations: list[str]) -> None:
     url, (written, kept) = memory_url(), TABLE[given]

@@ -96,6 +96,7 @@ OPTIMIZERS: list[Callable[[], Any]] = [
 ]
 
 
+@pytest.mark.in_gate(4)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
     "build",

@@ -95,6 +95,7 @@ def compiled(optimizer: Any) -> keras.Model:
     return model
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize(
     "optimizer", [lambda: keras.optimizers.Adam(0.02), lambda: keras.optimizers.SGD(0.3, momentum=0.9)]

@@ -60,7 +60,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("save_freq", [1, 2, "epoch"])
 @pytest.mark.parametrize("stop", [(0, 3), (1, 2), (2, 0)], ids=str)
-@pytest.mark.in_gate(4)
+@pytest.mark.in_gate(2)
 def test_a_custom_loop_ends_as_if_never_interrupted(
     tmp_path: Path, reference: Any, stop: tuple[int, int], save_freq: Any
 ) -> None:

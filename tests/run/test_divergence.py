@@ -58,6 +58,7 @@ class StopsAtNan(keras.callbacks.Callback):
             raise tiny.Stop
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.parametrize("way", ["TerminateOnNaN", "at the end", "raise_error"])
 def test_a_fit_that_ends_with_nan_keeps_a_finite_backup_and_training_goes_back_to_it(tmp_path: Path, way: str) -> None:
     raises = way == "raise_error"

@@ -54,7 +54,7 @@ def what_is_alive(directory: Path, end: str, kept: str) -> list[str]:
     return found
 
 
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("end", ["kept", "deleted", "an exception", "a resume"])
 def test_nothing_that_a_fit_was_given_is_kept_alive_by_its_model_or_by_the_callback(tmp_path: Path, end: str) -> None:
     for kept, expected in (("model", ["model"]), ("backup", ["model", "backup"])):  # as any callback keeps its model
@@ -91,6 +91,7 @@ class Changes(keras.callbacks.Callback):
         return [*lists, self.array.tolist(), self.first is self.second]
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("stop", [(1, 2), (2, 0), (3, 2)])
 def test_what_earlier_fits_of_a_loop_have_changed_is_restored_as_it_was(tmp_path: Path, stop: tuple[int, int]) -> None:
     def loop(directory: Path | None, stop: tuple[int, int] | None) -> tuple[Any, Any]:

@@ -245,6 +245,7 @@ class Batches(keras.utils.PyDataset):
         return self.x[rows], self.y[rows]
 
 
+@pytest.mark.in_gate(3)
 @pytest.mark.parametrize(
     "case",
     [

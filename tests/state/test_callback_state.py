@@ -353,6 +353,7 @@ class AdaptingByTheModel(keras.callbacks.Callback):
         self.model.notes.append(logs["loss"])
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.parametrize(
     "make",
     [lambda: [Adapting()], lambda: [AdaptingByItself()], lambda: [AdaptingByTheModel()], lambda: scheduled([])],

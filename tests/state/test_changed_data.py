@@ -222,7 +222,7 @@ def resume(backup: Path, directory: Path, fit: Fit) -> Restored:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.in_gate(3)
+@pytest.mark.in_gate(2)
 def test_changed_data_are_not_taken_for_the_same(tmp_path: Path, kind: str) -> None:
     backup = tmp_path / "backup"
     tiny.interrupt(backup, 1, 2, **KINDS[kind](False, tmp_path))

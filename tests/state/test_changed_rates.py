@@ -55,6 +55,7 @@ def resumed(directory: Path, built: keras.Model, callbacks: list[Any]) -> tuple[
     return "; ".join(parts), noted.rates
 
 
+@pytest.mark.in_gate(3)
 @pytest.mark.parametrize(
     ("stop", "save_freq", "make", "said", "rates"),
     [

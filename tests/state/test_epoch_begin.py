@@ -41,7 +41,7 @@ class Loop:
         once: Callable[[Loop], Any] = lambda loop: 0.0,
         begin: Callable[[Loop], Any] = lambda loop: None,
     ) -> None:
-        keras.utils.clear_session()  # before Keras 3.13, a seed does not set its global generator back
+        keras.utils.clear_session(free_memory=False)  # before Keras 3.13, a seed does not set its global generator back
         keras.utils.set_random_seed(7)
         tf.random.set_global_generator(tf.random.Generator.from_seed(5))
         self.draw, self.once, self.begin = draw, once, begin

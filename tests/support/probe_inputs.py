@@ -29,7 +29,7 @@ def state(model: keras.Model) -> dict[str, list[bytes]]:
 
 def attempt(strategy: Any, name: str, directory: str) -> str:
     def run(backup: str | None, *callbacks: Any) -> tuple[Any, Any]:
-        keras.utils.clear_session()
+        keras.utils.clear_session(free_memory=False)
         with strategy.scope():
             model = tiny.model(clear=False)
         arguments = {"epochs": 4, **INPUTS[name]()}

@@ -232,6 +232,7 @@ NOT_SAID: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.parametrize("name", NOT_SAID)
 def test_nothing_is_said_of_rows_or_values_that_is_not_true(tmp_path: Path, name: str) -> None:
     before, after = NOT_SAID[name]

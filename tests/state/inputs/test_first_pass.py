@@ -118,7 +118,7 @@ def prepared(form: str, is_read: bool) -> tuple[keras.Model, Fit]:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
-@pytest.mark.in_gate(3)
+@pytest.mark.in_gate(2)
 def test_reads_before_fit_are_exact_if_both_runs_make_them(
     tmp_path: Path, form: str, reads: tuple[bool, bool], where: tuple[int, int | None], options: Any
 ) -> None:
@@ -141,6 +141,7 @@ def test_reads_before_fit_are_exact_if_both_runs_make_them(
         assert history.history == expected_history.history
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.finds("first-pass-hidden")
 @pytest.mark.parametrize("form", ["a shuffle with a seed", "validation data", "distributed"])
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")

@@ -65,6 +65,7 @@ def by_next(checkpointer: kdc.Checkpointer, dataset: tf.data.Dataset) -> Iterabl
         yield next(iterator)
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.parametrize(
     ("take", "stop", "at_once"),
     [

@@ -103,6 +103,7 @@ def trained(backup: Path, *callbacks: Any, strategy: Any = None, **arguments: An
     return model, callback.restored
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.parametrize(
     ("where", "arguments"),
     [

@@ -69,7 +69,7 @@ def test_batches_that_workers_read_before_training_under_a_strategy_are_named(tm
     """Keras trains them in the first epochs: how many there are is a matter of time."""
 
     def model() -> keras.Model:
-        keras.utils.clear_session()
+        keras.utils.clear_session(free_memory=False)
         with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
             return tiny.model(clear=False)
 

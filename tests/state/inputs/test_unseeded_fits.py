@@ -127,7 +127,7 @@ def assert_same(one: keras.Model, other: keras.Model) -> None:
 
 @pytest.mark.parametrize("where", [(2, 3), (0, 2)], ids=["third epoch", "first epoch"])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.in_gate(6)
+@pytest.mark.in_gate(3)
 def test_a_resume_without_a_seed_is_exact(tmp_path: Path, form: str, where: tuple[int, int]) -> None:
     make = FORMS[form]
     expected, _, history = trained(tmp_path / "run", make(), CopyAt(tmp_path / "run", *where))

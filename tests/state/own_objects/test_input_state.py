@@ -96,6 +96,7 @@ def mapped(function: Callable[[Any], Any]) -> tf.data.Dataset:
 PARALLEL = "parallel"
 
 
+@pytest.mark.in_gate(5)
 @pytest.mark.slow  # complete fits
 @pytest.mark.parametrize(
     ("data", "callback", "stop", "condition"),
