@@ -131,7 +131,7 @@ MISSED = {
 }
 
 
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(3)
 @pytest.mark.parametrize(
     "name",
     [

@@ -431,7 +431,6 @@ RESUMES: dict[str, Any] = {
 }
 
 
-@pytest.mark.in_gate(4)
 @pytest.mark.parametrize(
     ("make", "places", "verdict", "said"),
     [pytest.param(*row[:4], marks=row[4:], id=name) for name, row in RESUMES.items()],
