@@ -15,7 +15,7 @@ from keras_dist_callbacks.base import validation
 from keras_dist_callbacks.base.errors import ConfigError, DamagedBackupError, StorageError
 from keras_dist_callbacks.base.terminal import say, warn
 from keras_dist_callbacks.base.validation import Seconds, SecondsFromZero, Text
-from keras_dist_callbacks.checkpoints.files import Problem, split_filepath
+from keras_dist_callbacks.checkpoints.files import Problem, split_directory, split_filepath
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.evaluation.model import EvaluatedModel, check_model
@@ -25,7 +25,6 @@ from keras_dist_callbacks.options import explains_arguments
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import redact, reject_credentials
 from keras_dist_callbacks.storage.retry import RetryPolicy
-from keras_dist_callbacks.storage.spelling import require_plain
 from keras_dist_callbacks.storage.storage import Storage
 
 _T = TypeVar("_T")
@@ -301,16 +300,12 @@ class EvaluatorDirectories:
     def __init__(
         self, checkpoint_dir: Any, storage_options: Mapping[str, Any] | None, retry: RetryPolicy | None
     ) -> None:
-        path, self.series = validation.path("checkpoint_dir", checkpoint_dir), None
+        path = validation.path("checkpoint_dir", checkpoint_dir)
         reject_credentials(path)
         self._options = validation.mapping("storage_options", storage_options)
         self._retry = None if retry is None else validation.instance("retry", retry, RetryPolicy, also="None")
-        if path.endswith(EXTENSIONS):
-            directory, name = split_filepath(path)
-            require_plain(name, redact(path))
-            path, self.series = directory.replace("{{", "{").replace("}}", "}"), name
-        self._path = path
-        self.checkpoints = Storage.open(path, self._options, retry=self._retry)
+        self._path, self.series = split_directory(path)
+        self.checkpoints = Storage.open(self._path, self._options, retry=self._retry)
 
     def of_results(self, log_dir: Any, state_dir: Any) -> tuple[Storage, Storage | None]:
         """Returns where records go, and where event files go."""
